@@ -1,4 +1,4 @@
-"""Where the bytes of a buffer lie, read-only ones too: ctypes' own way refuses those; numpy loads slowly."""
+"""The address of a buffer, which may be read-only: ctypes' own functions refuse those, and numpy is slow to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Buffer(Structure):
 
 
 def address_of(data: memoryview) -> int:
-    """Valid as long as what the view shows."""
+    """The address of a view's first byte; valid as long as its memory."""
     view = _Buffer()
     pythonapi.PyObject_GetBuffer(py_object(data), byref(view), 0)
     try:

@@ -1,7 +1,7 @@
-"""Whether the kernels are right on this machine: the engine answers its canary prompts, whose answers are known.
+"""Checks that the kernels are right on this machine: the engine runs its canary prompts, whose answers are known.
 
-Hashes show that the files are unchanged; this shows that this CPU or GPU computes the right results with them. Each
-prompt runs twice: whole, as a prompt, and token by token, as an answer.
+Hashes show that the files are unchanged; the canaries show that this CPU or GPU computes the right results with them.
+Each canary runs twice: whole, as prefill, and token by token, as decode.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .loop.engine_loop import EngineLoop
 
 
 def verify_answers(engine: Engine, executor: Executor, required: bool = True) -> float | None:
-    """The largest deviation that was found, relative to what is allowed; WrongAnswersError if it is too large.
+    """The largest deviation that was found, relative to the tolerance; WrongAnswersError if it is above 1.
 
-    required: whether an engine without canaries is refused; otherwise None is returned for it.
+    required: whether an engine without canaries is refused; if not, the result for it is None.
     """
     canaries = engine.canaries()
     if canaries is None:
@@ -40,14 +40,14 @@ def verify_answers(engine: Engine, executor: Executor, required: bool = True) ->
         loop = EngineLoop(engine.manifest, runner, None)
         for number, canary in enumerate(canaries.prompts):
             found = deviation(_rows(loop, canary), canary)
-            if not found <= canaries.allowed:  # which NaN is not, either
+            if not found <= canaries.allowed:  # NaN fails this comparison, too
                 raise WrongAnswersError(number, how, found, canaries.allowed)
             worst = max(worst, found / canaries.allowed)
     return worst
 
 
 def deviation(rows: np.ndarray, canary: Canary) -> float:
-    """How far rows [T, vocab] are from a canary's answers; NaN where they are not numbers."""
+    """How far rows [T, vocab] are from a canary's answers; NaN if a row has NaNs."""
     wanted = np.array(canary.logits, np.float64)
     found = np.stack([rows[at][ids] for at, ids in zip(canary.positions, canary.ids, strict=True)]).astype(np.float64)
     spread = np.sqrt(np.mean((wanted - wanted.mean(axis=1, keepdims=True)) ** 2, axis=1))
@@ -56,7 +56,7 @@ def deviation(rows: np.ndarray, canary: Canary) -> float:
 
 
 def _rows(loop: EngineLoop, canary: Canary) -> np.ndarray:
-    """What the engine gives for every token of a canary: float32 [T, vocab]."""
+    """The engine's output for every token of a canary: float32 [T, vocab]."""
     scores = loop.requests.add_rows(canary.tokens)
     chunks: list[np.ndarray] = []
     try:
@@ -69,7 +69,7 @@ def _rows(loop: EngineLoop, canary: Canary) -> np.ndarray:
 
 
 class _OneToken:
-    """An executor whose steps are to have one token."""
+    """An executor that limits each step to one token."""
 
     max_step_tokens, max_batch_size, max_logit_rows = 1, 1, 1
 
@@ -92,4 +92,4 @@ class _OneToken:
         return self._executor.step(batch)
 
     def close(self) -> None:
-        """The executor is closed by whoever opened it."""
+        """Does nothing: the executor belongs to the caller."""

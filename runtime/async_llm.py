@@ -1,4 +1,4 @@
-"""AsyncLLM: an engine, loaded, for many requests at once from asyncio."""
+"""AsyncLLM: a loaded engine that answers many requests at once from asyncio."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def load_async(options: LoadOptions) -> AsyncLLM:
 
 
 class AsyncLLM:
-    """A model that answers requests side by side: whatever tasks ask at the same time runs in one batch, in a thread of
-    the engine's own.
+    """A model that answers requests concurrently: requests of several tasks run in one batch, in the engine's own
+    thread.
 
-    Made by `load_async`; tests may pass what makes any LLM. A request whose task is cancelled, or whose stream is
-    closed, ends at once and frees its place.
+    Made by `load_async`; tests may pass another factory of an LLM. A request whose task is cancelled, or whose stream
+    is closed, ends at once and frees its blocks.
     """
 
     def __init__(self, open_model: Callable[[], LLM]) -> None:
@@ -54,7 +54,7 @@ class AsyncLLM:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> AsyncLLM:
-        """Load the engine, without holding up the event loop. Nothing happens if it is loaded."""
+        """Load the engine without blocking the event loop; does nothing if it is loaded."""
         if self._llm is None:
             loop = asyncio.get_running_loop()
             ready: asyncio.Future[LLM | BaseException] = loop.create_future()
@@ -70,7 +70,7 @@ class AsyncLLM:
         return self
 
     async def close(self) -> None:
-        """End all requests, with an IccError for those who wait, and free the engine. Calling it again does nothing."""
+        """End all requests (tasks that wait get an IccError) and free the engine. Calling it again does nothing."""
         thread, self._thread, self._llm = self._thread, None, None
         if thread is not None:
             await asyncio.shield(asyncio.to_thread(thread.close))
@@ -88,12 +88,12 @@ class AsyncLLM:
 
     @property
     def manifest(self) -> Manifest:
-        """What the engine is; see LLM."""
+        """The manifest of the engine; see LLM."""
         return self._loaded.manifest
 
     @property
     def prompting(self) -> Prompting:
-        """What makes token ids of texts and conversations for this model."""
+        """Turns texts and conversations into token ids for this model."""
         return self._loaded.prompting
 
     @property
@@ -105,7 +105,7 @@ class AsyncLLM:
     # -- adapters ----------------------------------------------------------------------------------------------------
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
-        """Read an adapter for requests to name, beside what runs; see `LLM.load_adapter`."""
+        """Load an adapter that requests may name, while others run; see `LLM.load_adapter`."""
         await asyncio.to_thread(self._loaded.load_adapter, name, path)
 
     async def unload_adapter(self, name: str) -> None:
@@ -159,7 +159,7 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncIterator[Increment]:
-        """One completion in pieces as it comes, of a prompt or of messages; see `LLM.stream`."""
+        """Stream one completion of a prompt or of messages; see `LLM.stream`."""
         query = await asyncio.to_thread(self.prompting.query, prompt, params, options)
         if query.params.n != 1:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
@@ -169,7 +169,7 @@ class AsyncLLM:
             while isinstance(told := await news.get(), Increment):
                 yield (increment := told.read_by(answer))
                 if increment.finish_reason is not None and told.finish_reason is None:
-                    return  # all calls that are wanted are here
+                    return  # all the calls that were asked for have arrived
             if isinstance(told, BaseException):
                 raise told
         finally:
@@ -199,14 +199,14 @@ class AsyncLLM:
         truncate: bool = False,
         adapter: str | None = None,
     ) -> list[Ranked]:
-        """The documents by how well they go with the query; see `LLM.rerank`."""
+        """The documents ranked by their relevance to the query; see `LLM.rerank`."""
         facts = self._loaded.loop.requests.intake.check_scores(True)
         longest = self._loaded.manifest.limits.max_seq_len if truncate else None
         pairs = [await asyncio.to_thread(self.prompting.pair, query, one, longest) for one in documents]
         return ranked(documents, await self._vectors(adapted(pairs, adapter)), facts)[:top_n]
 
     async def _vectors(self, queries: Sequence[Query]) -> list[np.ndarray]:
-        """What the engine makes of each prompt."""
+        """The vector of each query, float32 [width]."""
         return cast("list[np.ndarray]", await self._told(queries))
 
     async def _complete(self, queries: Sequence[Query]) -> list[Completion]:
@@ -214,7 +214,7 @@ class AsyncLLM:
         return [one.read_by(query.read) for query, found in zip(queries, told, strict=True) for one in found]
 
     async def _told(self, queries: Sequence[Query]) -> list[News]:
-        """What the engine tells of each query in the end. Raises what it says of one that has failed."""
+        """The engine's last news of each query. Raises the error of a query that failed."""
         questions: list[Question] = []
         try:
             asked: list[asyncio.Queue[News]] = []
@@ -233,7 +233,7 @@ class AsyncLLM:
             self._cancel(questions)
 
     async def _ask(self, query: Query, streamed: bool = False) -> tuple[Question, asyncio.Queue[News]]:
-        """Put a question to the engine; what it tells comes in the queue."""
+        """Submit a query to the engine; its news arrive in the queue."""
         constrain = None if not query.grammar else await asyncio.to_thread(self.prompting.compiled, query.grammar)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
         tell = partial(_post, loop, news.put_nowait)
@@ -244,7 +244,7 @@ class AsyncLLM:
         return question, news
 
     def _cancel(self, questions: Sequence[Question]) -> None:
-        """End what has not ended of them."""
+        """Cancel those that have not ended."""
         for question in questions:
             if self._thread is not None:
                 self._thread.cancel(question)
@@ -256,7 +256,7 @@ def _settle(ready: asyncio.Future[T], found: T) -> None:
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
-    """Call something in the event loop, from another thread, unless the loop has gone."""
+    """Schedule a call in the event loop from another thread; does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:

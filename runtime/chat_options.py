@@ -1,4 +1,4 @@
-"""What a caller may say of a conversation besides its messages and parameters."""
+"""Options of a conversation besides its messages and sampling parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class TemplateOptions(TypedDict, total=False):
-    """What a template is given besides messages and tools. add_generation_prompt: the answer begins behind the last
-    message (default); continue_final_message: it goes on with the last message instead. chat_template: one of several
-    templates by its name, such as "rag" (else "tool_use" is taken where there are tools, or "default").
-    chat_template_kwargs: more variables of the template, such as enable_thinking. documents: what a template for
-    retrieval shows the model."""
+    """Inputs of a template besides messages and tools. add_generation_prompt: the answer begins after the last message
+    (default); continue_final_message: the answer continues the last message instead. chat_template: the name of one of
+    the model's templates, such as "rag" (by default "tool_use" if there are tools, else "default").
+    chat_template_kwargs: more variables of the template, such as enable_thinking. documents: the texts that a template
+    for retrieval shows the model."""
 
     chat_template: str | None
     documents: Sequence[Mapping[str, Any]] | None
@@ -24,15 +24,16 @@ class TemplateOptions(TypedDict, total=False):
 
 
 class RenderOptions(TemplateOptions, total=False):
-    """How a conversation becomes a text: see TemplateOptions; tools: what the model may call, as in OpenAI's API."""
+    """How a conversation is rendered to a text: see TemplateOptions; tools: the tools that the model may call, as in
+    OpenAI's API."""
 
     tools: Sequence[Mapping[str, Any]] | None
 
 
 class ChatOptions(RenderOptions, total=False):
-    """How a conversation is answered: see RenderOptions; tool_choice: "auto" (default), "none", "required", or the
-    tool that must be called, by its name or as in OpenAI's API; parallel_tool_calls: whether several may be; adapter:
-    the name of a loaded one that the answer is computed with, "" for none."""
+    """How a conversation is answered: see RenderOptions; tool_choice: "auto" (default), "none", "required", or the tool
+    that must be called, by its name or as in OpenAI's API; parallel_tool_calls: whether an answer may have several
+    calls; adapter: the name of a loaded adapter to compute the answer with, "" for none."""
 
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool

@@ -1,6 +1,7 @@
-"""ChatTurn: an answer that a conversation waits for: what its template is given, and what the answer may and must be.
+"""ChatTurn: one answer to be generated: the template's input, and what the answer may and must contain.
 
-Library and server make their prompts of it; they differ in where a template is rendered and a grammar is compiled.
+The library and the server both make prompts with it; they differ in where a template is rendered and a grammar is
+compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .reading.tools import Tools
 from .requests.params import SamplingParams
 from .templates.template_input import TemplateInput
 
-# what every template is given, which a variable of the same name would take the place of
+# inputs of every template, which a variable of the same name would replace
 _FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "template"})
 
 
@@ -33,8 +34,8 @@ def template_input(
     tools: Sequence[Mapping[str, Any]] | None,
     options: TemplateOptions,
 ) -> TemplateInput:
-    """What the template is given. messages: each with role and content; they may be changed. RequestError if they
-    cannot be written as the template has them."""
+    """The template's input. messages: each with role and content; they may be modified. tools: None if there are none.
+    RequestError if the template's format cannot express the messages."""
     goes_on = bool(options.get("continue_final_message"))
     documents, more = options.get("documents"), options.get("chat_template_kwargs") or {}
     for name in more:
@@ -54,10 +55,11 @@ def template_input(
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One answer. form: how the model writes what is no plain answer. grammar: what the whole answer must follow, a
-    text of `grammars.sources`, "" for any text.
+    """One answer. form: how the model writes tool calls and thoughts. grammar: a grammar for the whole answer, a text
+    of `grammars.sources`, "" for any text.
 
-    RequestError if tools are shown that the model has no format for, or a call must follow a grammar besides its own.
+    RequestError if tools are shown and icc can read no tool format of the model, or if a call is required together with
+    a grammar.
     """
 
     given: TemplateInput
@@ -72,21 +74,21 @@ class ChatTurn:
             raise RequestError("tool_choice: a call cannot follow a schema or a grammar too", field="tool_choice")
 
     def prompt(self, text: str) -> str:
-        """The prompt that the rendered text is: without a thought that it begins, where every token of the answer must
-        follow a grammar."""
+        """The prompt, given the rendered text. A thought that the text begins is removed if every token of the answer
+        must follow a grammar."""
         if self.grammar or (self.tools.must and not self.form.messages):
             return self.form.without_thought(text)
         return text
 
     def source(self, special_tokens: Mapping[str, int], end_ids: Sequence[int]) -> str:
-        """The grammar that the answer must follow, that of a call where one is wanted; "" for any text."""
+        """The grammar that the answer must follow: that of the tool calls if a call is required; "" for any text."""
         if not self.tools.must:
             return self.grammar
         return tool_grammar(self.form, self.tools.schemas, self.tools.most, special_tokens, end_ids)
 
     def offered_source(self, params: SamplingParams, special_tokens: Mapping[str, int], end_ids: Sequence[int]) -> str:
-        """The grammar of an answer that may call a tool which the model was told of in words: calls in it are whole. ""
-        where it would forbid what the parameters, or thoughts, need."""
+        """The grammar of an answer that may call a tool that was described in words: it makes calls complete. "" if it
+        would conflict with the parameters or with thoughts."""
         form = self.form
         bound = params.ignore_eos or params.min_tokens or params.bad_words or params.allowed_token_ids is not None
         if not form.generic or not self.tools.shown or self.grammar or bound or form.special or form.thinking:
@@ -95,17 +97,17 @@ class ChatTurn:
 
     @property
     def is_read(self) -> bool:
-        """Whether the answer may hold more than words."""
+        """Whether the answer may contain tool calls, thoughts or other parts besides plain text."""
         form = self.form
         return not self.grammar and bool(self.tools.shown or form.messages or form.thinking is not None)
 
     @property
     def thinks(self) -> bool:
-        """Whether the answer may hold thoughts that are read apart."""
+        """Whether the answer may contain thoughts, which are reported separately."""
         return self.is_read and (self.form.thinking is not None or self.form.messages)
 
     def reader(self, prompt: str) -> MakeReader | None:
-        """Makes readers of the answers to a prompt (see `prompt`); None where they are nothing but words."""
+        """A factory of readers for the answers to a prompt (see `prompt`); None if the answers are plain text."""
         if not self.is_read:
             return None
         form, tools, messages = self.form, self.tools, self.given.messages

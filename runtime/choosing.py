@@ -1,6 +1,6 @@
-"""Which target of an engine of several this machine runs: the one of its GPU, else one of its CPU.
+"""Chooses the target that this machine runs from an engine with several: one for its GPU, else one for its CPU.
 
-What looks for GPUs is imported when there are targets to choose from: engines of one target do without.
+The code that looks for GPUs is imported only if there are targets to choose from.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetHere:
-    """One target of an engine. runs: whether this machine can; why: what of it does, or why not. rank: which of those
-    that run is taken, the least: 0 the GPU's own target, 1 another of its architecture, 2 a CPU's."""
+    """One target of an engine. runs: whether this machine can run it; why: the device that does, or the reason why none
+    does. rank: the target with the lowest is chosen: 0 the GPU's own target, 1 another of its architecture, 2 a
+    CPU's."""
 
     target: str
     runs: bool
@@ -34,8 +35,8 @@ class TargetHere:
 
 
 def of_this_machine(options: LoadOptions) -> LoadOptions:
-    """The options with the path of the target to load; as they are for an engine of one target. UsageError for a target
-    that is not there; DeviceError where this machine runs none of them."""
+    """The options with the path of the target to load; unchanged for an engine with one target. UsageError if the
+    engine does not have the target that is asked for; DeviceError if this machine runs none of its targets."""
     root = Path(options.path)
     targets = read_targets(root)
     if targets is None:
@@ -51,7 +52,7 @@ def of_this_machine(options: LoadOptions) -> LoadOptions:
 
 
 def chosen(found: Sequence[TargetHere]) -> TargetHere:
-    """The target to load; of equal ones the first. DeviceError if none runs."""
+    """The target with the lowest rank that runs, the first of equals. DeviceError if none runs."""
     if running := [one for one in found if one.runs]:
         return min(running, key=lambda one: one.rank)
     reasons = "; ".join(f"{one.target}: {one.why}" for one in found)
@@ -62,8 +63,8 @@ def chosen(found: Sequence[TargetHere]) -> TargetHere:
 
 
 def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[TargetHere]:
-    """All targets, in the engine's order, and whether this machine runs them: on the GPU whose number the options
-    have, or the first; where they have one, on no CPU."""
+    """All targets, in the engine's order, and whether this machine runs them. `options` may name a GPU by number
+    (default: the first); if they do, no CPU target runs."""
     manifests = {target: read_manifest(root / target) for target in targets.targets}
     devices = {
         backend: _device(backend, options.device or 0)
@@ -80,7 +81,7 @@ def candidates(root: Path, targets: Targets, options: LoadOptions) -> list[Targe
 
 
 def _device(backend: str, ordinal: int) -> DeviceFacts | DeviceError:
-    """The GPU that a back end finds, or why there is none."""
+    """The facts of the GPU that a back end finds, or the error if there is none."""
     from .executor.cuda import compat
 
     try:

@@ -1,4 +1,4 @@
-"""What is before a text that is embedded, and what is left of one that is too long."""
+"""The prompts put before texts that are embedded, and the truncation of texts that are too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import RequestError
 from .format.manifest import Manifest
 from .tokenizer import Tokenizer
 
-# what any model can be asked for, as sentence-transformers, Jina, Cohere and models themselves call it
+# names that any model accepts: those of sentence-transformers, Jina, Cohere and the models themselves
 _ANY = (
     ("query", "search_query", "retrieval.query"),
     ("document", "passage", "corpus", "search_document", "retrieval.passage"),
@@ -16,10 +16,10 @@ _ANY = (
 
 
 class EmbedOptions(TypedDict, total=False):
-    """What comes before a text, and what is done with one that is too long. prompt: a text; or prompt_name: one of the
-    model's own, such as "query" (else its default, where it has one); any model can be asked for "query" and
-    "document": what it has for them, or its default. truncate: what is longer than the engine takes, or than `longest`
-    tokens, loses its end, or with "start" its beginning."""
+    """The prompt before a text, and the truncation of a text that is too long. prompt: a text; or prompt_name: one of
+    the model's prompts, such as "query" (by default the model's default prompt, if it has one); every model accepts
+    "query" and "document" and uses its default if it has no such prompt. truncate: cut the end, or with "start" the
+    beginning, of a text that is longer than the engine takes or than `longest` tokens."""
 
     prompt: str | None
     prompt_name: str | None
@@ -28,7 +28,7 @@ class EmbedOptions(TypedDict, total=False):
 
 
 def prompt_names(manifest: Manifest) -> list[str]:
-    """What a prompt of the model may be called."""
+    """The prompt names that the model accepts."""
     own = () if manifest.embedding is None else manifest.embedding.prompts
     return list(dict.fromkeys((*own, *(name for names in _ANY for name in names))))
 
@@ -43,7 +43,8 @@ def check_prompt_name(manifest: Manifest, name: str | None, field: str = "prompt
 def encode_prompted(
     tokenizer: Tokenizer, manifest: Manifest, text: str, options: EmbedOptions
 ) -> tuple[list[int], int]:
-    """Token ids of a text and its prompt, special tokens around both, and how many of the first are not pooled."""
+    """The token ids of a prompt and its text, with special tokens around both, and how many of the first tokens are not
+    pooled."""
     before, longest, facts = _prompt(manifest, options), _longest(manifest, options), manifest.embedding
     if longest is None:
         ids = tokenizer.encode(before + text)
@@ -54,7 +55,7 @@ def encode_prompted(
 
 
 def cut(ids: list[int], manifest: Manifest, options: EmbedOptions) -> list[int]:
-    """Token ids of a text as they are given, whose prompt is in them: RequestError if `options` name one."""
+    """Truncate token ids that a caller gave, prompt included. RequestError if `options` name a prompt."""
     if options.get("prompt") is not None or options.get("prompt_name") is not None:
         raise RequestError(
             "token ids are taken as they are, so that no prompt can be put before them", "give a text", field="prompt"
@@ -66,7 +67,7 @@ def cut(ids: list[int], manifest: Manifest, options: EmbedOptions) -> list[int]:
 
 
 def _prompt(manifest: Manifest, options: EmbedOptions) -> str:
-    """The text before another one, as sentence-transformers chooses it."""
+    """The prompt to put before a text, chosen as sentence-transformers does."""
     prompts = {} if manifest.embedding is None else manifest.embedding.prompts
     default = "" if manifest.embedding is None else manifest.embedding.default_prompt
     if (prompt := options.get("prompt")) is not None:
@@ -82,12 +83,12 @@ def _prompt(manifest: Manifest, options: EmbedOptions) -> str:
 
 
 def _longest(manifest: Manifest, options: EmbedOptions) -> int | None:
-    """How many tokens a text may have before it loses some; None for as many as it has."""
+    """How many tokens a text may have before it is truncated; None: it is not truncated."""
     longest, most = options.get("longest"), manifest.limits.max_seq_len
     return (most if longest is None else min(longest, most)) if options.get("truncate") else None
 
 
 def _length(tokenizer: Tokenizer, before: str) -> int:
-    """Tokens of a prompt alone, without a special token that ends a text."""
+    """The number of tokens of a prompt alone, without the special token that ends a text."""
     ids = tokenizer.encode(before)
     return len(ids) - (bool(ids) and ids[-1] in tokenizer.special_tokens.values())

@@ -1,4 +1,4 @@
-"""Errors of icc: each cause is one class with facts as fields, one clear line, a hint and its own exit code."""
+"""Errors of icc: one class per cause, with the facts as fields, a message of one line, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 
 
 def install(extra: str) -> str:
-    """The hint where something is missing that an extra of the package installs."""
+    """A hint for a missing library: how to install the package's extra that contains it."""
     return f"pip install 'icc-llm[{extra}]'"
 
 
 def bounds(low: float, high: float) -> str:
-    """What a number must be, in words. Integers stand in full: nobody could type 1.84467e+19."""
+    """The range that a number must be in, in words. Integers are written in full, because nobody could type
+    1.84467e+19."""
     return " to ".join(f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (low, high))
 
 
 class IccError(Exception):
-    """Base of every error that icc raises on purpose.
+    """The base class of every error that icc raises on purpose.
 
-    `exit_code` is what the command line returns, `hint` is what the user can do about it.
+    `exit_code` is what the command line returns, `hint` says what the user can do about the error.
     """
 
     exit_code = 1
@@ -30,7 +31,7 @@ class IccError(Exception):
 
 
 class CheckpointError(IccError):
-    """A file of a model cannot be read: no config.json, a missing or truncated shard, a damaged GGUF file, pickles."""
+    """A checkpoint cannot be read: no config.json, a missing or truncated shard, a damaged GGUF file, pickles."""
 
     exit_code = 10
 
@@ -63,13 +64,13 @@ class EngineFieldError(EngineFormatError):
 
 
 class EngineChangedError(EngineFormatError):
-    """A file of the engine is not the one that was written: the tokenizer, the weights, kernels."""
+    """A file of the engine (tokenizer, weights, kernels) was changed since the engine was written."""
 
     exit_code = 32
 
 
 class SignatureError(IccError):
-    """The engine is not signed by the key that is asked for, or has changed since."""
+    """The engine is not signed by the requested key, or was changed after it was signed."""
 
     exit_code = 50
 
@@ -87,7 +88,7 @@ class EngineAbiError(EngineFormatError):
 
 
 class KVLayoutError(EngineFormatError):
-    """The engine's KV cache has blocks of a size or numbers of a type that this runtime cannot keep."""
+    """The engine's KV cache has a block size or a number type that this runtime does not support."""
 
     exit_code = 28
 
@@ -115,13 +116,13 @@ class RequestError(IccError):
 
 
 class AdapterError(IccError):
-    """An adapter cannot be read, is damaged, or is of a kind that icc does not do."""
+    """An adapter cannot be read, is damaged, or is of a kind that icc does not support."""
 
     exit_code = 48
 
 
 class BusyError(IccError):
-    """This machine is so busy that a process the server needs has not started in time; later it may."""
+    """A process that the server needs did not start in time, because the machine is busy; a retry may succeed."""
 
     exit_code = 47
 
@@ -139,7 +140,7 @@ class MissingExtraError(IccError):
 
 
 class DeviceError(IccError):
-    """The GPU, its driver or its bindings are missing, are not those that the engine needs, or failed."""
+    """The GPU, its driver or its Python bindings are missing, do not fit the engine, or failed."""
 
     exit_code = 25
 
@@ -151,7 +152,7 @@ class DriverError(DeviceError):
 
 
 class BatchFailed(IccError):
-    """A batch has been worked off, and some of its requests got an error instead of an answer."""
+    """A batch has been processed, and some of its requests got an error instead of an answer."""
 
     exit_code = 42
 
@@ -161,8 +162,8 @@ class BatchFailed(IccError):
 
 
 class WrongAnswersError(IccError):
-    """The engine's kernels give other answers to its canary prompts here than the compiler had: on this machine they
-    are wrong. `prompt` is the canary's number, `how` what the steps had."""
+    """The engine's kernels answer its canary prompts differently than the reference did at the compile: on this machine
+    they are wrong. `prompt`: the canary's index. `how`: what each step ran, whole prompts or single tokens."""
 
     exit_code = 46
 
@@ -176,6 +177,6 @@ class WrongAnswersError(IccError):
 
 
 class ExtensionError(IccError):
-    """What another package registers through an entry point cannot be loaded, or is not what it should be."""
+    """An extension that another package registers through an entry point cannot be loaded, or is of the wrong type."""
 
     exit_code = 34

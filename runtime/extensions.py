@@ -1,7 +1,7 @@
-"""What other packages add to icc, found through their entry points and loaded when it is first asked for.
+"""Extensions of icc in other packages, found through entry points and loaded when first asked for.
 
 Groups: icc.ops (modules that declare ops), icc.formats, icc.quantizations, icc.kv_formats, icc.passes (Pass classes),
-icc.targets (Target values), icc.drafters (what makes a Drafter), icc.models (modules that register models with
+icc.targets (Target values), icc.drafters (factories of a Drafter), icc.models (modules that register models with
 transformers). See docs/extending.md. This module imports nothing heavy, so that `icc --help` costs nothing.
 """
 
@@ -19,19 +19,20 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """What `name` of a group stands for, or None where nobody registers it; ExtensionError if it cannot be loaded."""
+    """Load the entry point `name` of a group; None if no package registers it. ExtensionError if it cannot be
+    loaded."""
     found = _found(group).get(name)
     if found is None:
         return None
     try:
         return found.load()
-    except Exception as error:  # code of somebody else
+    except Exception as error:  # third-party code may raise anything
         package = found.dist.name if found.dist is not None else "a package"
         raise ExtensionError(f"{package}: {group} {name!r} ({found.value}) cannot be loaded: {error}") from error
 
 
 def load_all(group: str) -> dict[str, Any]:
-    """Everything of a group by name."""
+    """Load all entry points of a group, by name."""
     return {name: load(group, name) for name in names(group)}
 
 

@@ -1,7 +1,8 @@
-"""FirstText: encodes a short text with only those tokens that it can need, so that the first one need not wait for all.
+"""FirstText: encodes a short text with only the tokens that can occur in it, so that the first text need not wait for
+the whole vocabulary.
 
-A token can come of a text only if it is a part of it, as the tokenizer's normalizer and pre-tokenizer have written it;
-so the tokens that are parts, with the merges that make them, encode it as the whole vocabulary does.
+A token can occur only if it is a substring of the text as normalized and pre-tokenized. The tokens that are substrings,
+with the merges that make them, therefore encode the text as the whole vocabulary does.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import tokenizers
 from .format.vocabulary import Vocabulary, damaged
 from .token_bytes import alphabet
 
-_LOOKUPS = 20_000  # parts of a text; beyond that the whole vocabulary is read sooner
-_UNKNOWN = "\uffff"  # no character, and no token
+_LOOKUPS = 20_000  # substrings of a text; with more, reading the whole vocabulary is faster
+_UNKNOWN = "\uffff"  # not a character of any text or token
 
 
 class FirstText:
-    """Made of a vocabulary; `frame` is its tokenizer without tokens, but for those that are added."""
+    """Encoder made from a vocabulary; `frame` is its tokenizer without tokens, except added ones."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -30,7 +31,8 @@ class FirstText:
         self._lock = Lock()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
-        """Token ids of the text; None if that takes all tokens. EngineFormatError if they make no tokenizer."""
+        """Token ids of the text; None if it needs the whole vocabulary. EngineFormatError if the tokens make no valid
+        tokenizer."""
         if len(text) > _LOOKUPS // 2:
             return None
         with self._lock:
@@ -39,13 +41,13 @@ class FirstText:
                 return None
             try:
                 self.frame.model = self._model(pieces)
-            except Exception as error:  # an index, a key, or the library's bare Exception
+            except Exception as error:  # IndexError, KeyError, or the library's bare Exception
                 raise damaged(error) from error
             return self.frame.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _pieces(self, text: str) -> list[str] | None:
-        """What the tokenizer cuts the text into before it looks for tokens; None if it writes characters that cannot be
-        foreseen."""
+        """The pieces into which the tokenizer splits the text before it looks for tokens; None if it may replace
+        characters in ways that this code cannot predict."""
         normalizer = self.frame.normalizer
         written = text if normalizer is None else normalizer.normalize_str(text)
         characters = {_UNKNOWN, "▁", *alphabet().values(), *text, *written}
@@ -71,7 +73,7 @@ class FirstText:
         return len(piece) * min(len(piece), self._vocabulary.facts.longest)
 
     def _model(self, pieces: list[str]) -> tokenizers.models.BPE:
-        """The tokens that are parts of the pieces, and their merges."""
+        """A model of the tokens that are substrings of the pieces, and their merges."""
         facts, find = self._vocabulary.facts, self._vocabulary.find
         parts = {part for piece in set(pieces) for part in _parts_of(piece, facts.longest)}
         ids = {part: token for part in parts if (token := find(part)) is not None}

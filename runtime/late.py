@@ -1,6 +1,6 @@
-"""np: numpy, imported when something of it is first used.
+"""np: numpy, imported when one of its attributes is first used.
 
-numpy is the largest import of an engine's start, and greedy decoding on CPUs does not need it.
+numpy is the slowest import when an engine starts, and greedy decoding on CPUs does not need it.
 
     if TYPE_CHECKING:
         import numpy as np
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _Numpy:
-    """What numpy has, kept here once it was asked for."""
+    """Stands for numpy; attributes are cached here after their first use."""
 
     def __getattr__(self, name: str) -> Any:
         import numpy

@@ -1,4 +1,4 @@
-"""LLM: an engine, loaded, for use from Python."""
+"""LLM: a loaded engine for use from Python."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 else:
     from .late import np
 
-_DEFAULT = "default"  # what `use_adapter` calls its adapter
-Progress = Callable[[int, int], object]  # so many of so many
+_DEFAULT = "default"  # the name that `use_adapter` gives its adapter
+Progress = Callable[[int, int], object]  # (number done, total)
 
 
 def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
-    """The adapters of an engine that has room for such."""
+    """The adapters of an engine; None if it has no room for adapters."""
     if engine is None or not isinstance(executor, AdaptingExecutor) or executor.adapters is None:
         return None
     from .adapters.base_weights import BaseWeights
@@ -60,7 +60,7 @@ def _room(executor: Executor, engine: Engine | None) -> ResidentAdapters | None:
 class LLM:
     """A loaded model. A context manager; not thread-safe (AsyncLLM is for many requests at once).
 
-    Made by `load`; tests may pass any executor with a manifest that describes it, and where its chat template stands.
+    Made by `load`. Tests may pass any executor with a manifest that describes it, and the place of its chat template.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LLM:
 
             tail = read_tail(embedding, engine.files.read)
         self.loop = EngineLoop(manifest, executor, tokenizer, speculator, tail)
-        self.adapters, self._adapter = _room(executor, engine), ""  # of requests that name none
+        self.adapters, self._adapter = _room(executor, engine), ""  # the adapter of requests that name none
         self.driver: LoopDriver[EngineTask] = LoopDriver(self.loop, adapters=self.adapters)
         self._closed = False
 
@@ -98,34 +98,34 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
-        `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults, greedy where
-        it has none. adapter: the name of a loaded one, for all or per prompt; None for none. The completions come in
-        the order of the prompts, the n completions of one prompt one after the other. `progress` is told how many of
-        all completions have ended, after every step in which one did.
-        RequestError (nothing has run then) if a prompt or a parameter is invalid.
+        params: one for all prompts or one per prompt; None: 128 tokens with the engine's sampling defaults, greedy if
+        it has none. adapter: the name of a loaded adapter, for all or per prompt; None: no adapter. The completions are
+        in the order of the prompts, the n completions of a prompt one after the other. progress: called with the number
+        of ended completions and the total, after every step in which one ended. RequestError, before anything has run,
+        if a prompt or a parameter is invalid.
         """
         given = [prompts] if isinstance(prompts, str) else prompts
         queries = self.prompting.queries(given, params)
         return self._complete(adapted(queries, adapter), progress)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Read an adapter (LoRA) for requests to name: a directory of PEFT's, or a GGUF file of llama.cpp's.
+        """Load an adapter (LoRA) that requests may name: a PEFT directory, or a GGUF file of llama.cpp.
 
-        One that had the name is replaced; what runs with it keeps it. AdapterError for what cannot be read,
-        RequestError where the engine has no room for what the adapter changes.
+        An adapter that had the name is replaced; requests that run with it keep it. AdapterError if it cannot be read,
+        RequestError if the engine has no room for its changes.
         """
         self._room().add(name, Path(path))
 
     def use_adapter(self, path: str | Path) -> None:
-        """Load an adapter for all requests from now on that name none; see `load_adapter`."""
+        """Load an adapter for all later requests that name none; see `load_adapter`."""
         self.load_adapter(_DEFAULT, path)
         self._adapter = _DEFAULT
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. RequestError if there is none of that name."""
+        """Forget an adapter. RequestError if no adapter has the name."""
         self._room().remove(name)
 
-    add_adapter, remove_adapter = load_adapter, unload_adapter  # both pairs of names are public
+    add_adapter, remove_adapter = load_adapter, unload_adapter  # both names of each pair are public
 
     def _room(self) -> ResidentAdapters:
         if self.adapters is None:
@@ -151,13 +151,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Unpack[ChatOptions],
     ) -> Completion | list[Completion]:
-        """Answer a conversation: dicts with `role` and `content`, put into the model's own chat template.
+        """Answer a conversation: dicts with `role` and `content`, rendered by the model's own chat template.
 
-        One conversation gives one Completion, several give a list as `generate` does. Without `params` an answer may
-        fill the context. Sampling that they leave out is the model's, and at temperature 1.0 where it says nothing, as
-        in OpenAI's API. options: see ChatOptions. With `tools`, the calls that the answer makes of them are its
-        `tool_calls`; put its `message` and their results behind the messages to go on. RequestError if the engine has
-        no template, or that refuses the messages.
+        One conversation gives one Completion, several give a list as `generate` does. params None: the answer may fill
+        the context. Sampling parameters that are left out are the model's defaults, and temperature 1.0 if it has none,
+        as in OpenAI's API. options: see ChatOptions. With `tools`, the answer's calls are in `tool_calls`; to continue,
+        append its `message` and the calls' results to the messages. RequestError if the engine has no template, or if
+        the template refuses the messages.
         """
         if not is_messages(messages):
             return self._complete(self.prompting.chats(cast(Sequence[Messages], messages), params, options))
@@ -169,10 +169,10 @@ class LLM:
     def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Iterator[Increment]:
-        """One completion in pieces as it comes: of a prompt, or of messages (see `generate` and `chat`).
+        """Stream one completion of a prompt or of messages (see `generate` and `chat`).
 
-        An Increment is a text that knows its token ids, and the calls of tools that are whole with it; the last one
-        says why the completion ended. Closing the iterator ends the request.
+        An Increment is a text with its token ids and the tool calls that it completes; the last one states why the
+        completion ended. Closing the iterator ends the request.
         """
         query = self.prompting.query(prompt, params, options)
         if query.params.n != 1:
@@ -180,7 +180,7 @@ class LLM:
         return self._increments(query)
 
     def submit(self, query: Query) -> EngineTask:
-        """Queue a query of `prompting`; `driver` runs it, and ends it early."""
+        """Queue a query made by `prompting`; `driver` runs it and can abort it."""
         if self._adapter and not query.adapter:
             query = replace(query, adapter=self._adapter)
         task = EngineTask(query, constrain=self.prompting.compiled(query.grammar))
@@ -188,7 +188,8 @@ class LLM:
         return task
 
     def begin(self, query: Query) -> tuple[EngineTask, Generation]:
-        """Queue a query of one completion, and run steps until that is under way: an adapter has to arrive first."""
+        """Queue a query of one completion, and run steps until the completion is queued; its adapter may have to be
+        loaded first."""
         task = self.submit(query)
         try:
             while not task.generations:
@@ -218,7 +219,7 @@ class LLM:
                 self.driver.step()
             if progress is not None:
                 progress(total, total)
-        finally:  # after an error or an interrupt nothing may run on
+        finally:  # after an error or an interrupt no request may continue
             for task in tasks:
                 self.driver.abort(task)
         return [one.completion().read_by(task.query.read) for task in tasks for one in task.generations]
@@ -243,7 +244,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS, adapter: str = "") -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
-        extras: see `Prompting.completion`. adapter: the name of a loaded one, "" for none."""
+        extras: see `Prompting.completion`. adapter: the name of a loaded adapter, "" for none."""
         token_ids = self.prompting.ids(token_ids)
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
@@ -267,11 +268,12 @@ class LLM:
         adapter: Adapters = None,
         **options: Unpack[EmbedOptions],
     ) -> np.ndarray:
-        """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and scaled as the engine says.
+        """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and normalized as the engine's
+        manifest says.
 
-        dimensions: only so many of the first numbers, scaled to length 1 again (Matryoshka). adapter: see `generate`.
-        options: see EmbedOptions.
-        RequestError if a prompt is invalid, or if the engine was compiled to generate.
+        dimensions: keep only the first so many elements, scaled to length 1 again (Matryoshka); None: all. adapter: see
+        `generate`. options: see EmbedOptions. RequestError if a prompt is invalid, or if the engine was compiled to
+        generate.
         """
         facts = self.loop.requests.intake.check_scores(False)
         given = [prompts] if isinstance(prompts, str) else prompts
@@ -287,10 +289,10 @@ class LLM:
         truncate: bool = False,
         adapter: str | None = None,
     ) -> list[Ranked]:
-        """The documents by how well they go with the query, the best first, or the best `top_n` of them.
+        """The documents ranked by their relevance to the query, best first; top_n: only the best so many, None: all.
 
-        truncate: a pair that is too long loses the end of its longer text. adapter: see `generate`. RequestError if a
-        text is invalid, or if the engine was not compiled with --task rerank.
+        truncate: if a pair is too long, cut the end of its longer text. adapter: see `generate`. RequestError if a text
+        is invalid, or if the engine was not compiled with --task rerank.
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
@@ -298,7 +300,7 @@ class LLM:
         return ranked(documents, self._vectors(adapted(pairs, adapter)), facts)[:top_n]
 
     def _vectors(self, prompts: Iterable[Query]) -> list[np.ndarray]:
-        """What the engine makes of each prompt."""
+        """The vector of each prompt, float32 [width]."""
         tasks: list[EngineTask] = []
         try:
             for prompt in prompts:
@@ -315,17 +317,18 @@ class LLM:
         return [task.vector for task in tasks if task.vector is not None]
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
+        """Token ids of a prompt: text is tokenized with special tokens; token ids are returned unchanged."""
         return self.prompting.encode(prompt)
 
     def render(self, messages: Messages, **options: Unpack[RenderOptions]) -> str:
-        """The text of a conversation in the engine's chat template, as `chat` gives it to the model."""
+        """The text of a conversation rendered by the engine's chat template, as `chat` passes it to the model."""
         return self.prompting.render(messages, **options)
 
     def speculator(self, spec: str, adaptive: bool = True) -> Speculator | None:
-        """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests.
+        """A speculator for this engine, None for "none"; `loop.speculator` may be set to it between requests. spec: see
+        LoadOptions.
 
-        Not `adaptive`, it drafts whatever it costs.
+        adaptive: whether it stops drafting when that does not pay; if not, it always drafts.
         """
         assert self.engine is not None
         found = choose_speculator(spec, self.engine, self.executor, self._make_executor)

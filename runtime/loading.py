@@ -1,4 +1,4 @@
-"""Loading: an engine's directory opened, its kernels and its drafter made, and an LLM of all of it."""
+"""Loading: opens an engine, its kernels and its drafter, and makes an LLM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Loaded = TypeVar("Loaded")
 def load_with_fields(
     options: Callable[Fields, LoadOptions],
 ) -> Callable[[Callable[[LoadOptions], Loaded]], Callable[Fields, Loaded]]:
-    """A function of LoadOptions as one of their fields: its signature is theirs."""
+    """Decorator: a function of LoadOptions becomes a function of its fields as keywords."""
 
     def decorate(opener: Callable[[LoadOptions], Loaded]) -> Callable[Fields, Loaded]:
         @wraps(opener)
@@ -44,14 +44,15 @@ def load_with_fields(
 
 @load_with_fields(LoadOptions)
 def load(options: LoadOptions) -> LLM:
-    """Load an engine directory, ready to generate. The keywords are the fields of LoadOptions, which says what each is
-    for. Errors are IccErrors."""
+    """Load an engine, ready to generate. The keywords are the fields of LoadOptions, which describes them. Errors are
+    IccErrors."""
     return open_llm(options)
 
 
 def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: bool = False, checks: bool = False) -> LLM:
-    """The engine loaded as the options say; see `load`. begun: where `begin` was called already. shares_cache: see
-    Resources. checks: verify its answers even where the options do not ask for it, if it has canary prompts."""
+    """Load an engine with these options; see `load`. begun: the result of `begin` if that was called already; None: it
+    is called here. shares_cache: see Resources. checks: verify its answers, if it has canary prompts, even if the
+    options do not ask for it."""
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
@@ -66,7 +67,7 @@ def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: boo
             shares_cache=shares_cache,
         )
         executor = open_executor(engine, resources=own)
-        if options.verify_answers or checks:  # in the cache's first blocks, where compiled prompts will lie
+        if options.verify_answers or checks:  # in the cache's first blocks, where compiled prompts will be
             _check_answers(engine, executor, required=options.verify_answers)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())

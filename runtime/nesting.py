@@ -1,4 +1,4 @@
-"""How deep a JSON value may be nested that is handed to code which recurses into it."""
+"""Limits the nesting of JSON values that are passed to recursive code."""
 
 from __future__ import annotations
 

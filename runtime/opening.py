@@ -1,4 +1,4 @@
-"""The beginning of loading an engine: its files are compared with their digests while what runs it is imported."""
+"""The first part of loading an engine: its files are verified in threads while modules are imported."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """An engine that is being opened, and the GPU that it needs; None for a CPU engine."""
+    """An engine that is being opened, and its open GPU; None for a CPU engine."""
 
     opening: Opening
     gpu: Cuda | None
 
 
 def begin(options: LoadOptions) -> Begun:
-    """Begin to load an engine; `loading.open_llm` ends it. Files are hashed in threads while the caller imports
-    modules. UsageError for a device of a CPU engine, or cores of a GPU engine."""
+    """Begin to load an engine; `loading.open_llm` completes it. Files are hashed in threads while the caller imports
+    modules. UsageError if `device` is set for a CPU engine, or `cores` for a GPU engine."""
     options = of_this_machine(options)
     manifest = read_manifest(Path(options.path))
     if options.require_signature is not None:
@@ -38,15 +38,15 @@ def begin(options: LoadOptions) -> Begun:
         raise UsageError(f"device = {options.device}: the engine runs on the CPU", "leave it out; see also cores")
     if manifest.backend != "cpu" and options.cores is not None:
         raise UsageError(f"cores = {options.cores!r}: the engine runs on a GPU", "leave it out; see also device")
-    gpu = _open_gpu(manifest, options.device or 0)  # before the files are read: a wrong GPU shows at once
+    gpu = _open_gpu(manifest, options.device or 0)  # before the files are read, so that a wrong GPU is reported at once
     return Begun(
         begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_digests=_digests), gpu
     )
 
 
 def _open_gpu(manifest: Manifest, ordinal: int) -> Cuda | None:
-    """The GPU that an engine needs, checked; None for a CPU engine."""
-    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, begin_opening refuses it in words
+    """Open and check the GPU for an engine; None for a CPU engine."""
+    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, begin_opening refuses it
         return None
     check_abi(manifest)
     from .executor.cuda.compat import open_device, open_gpu

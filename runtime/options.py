@@ -1,4 +1,4 @@
-"""LoadOptions: how an engine is loaded, the same for `icc.load`, every command, the server and its engine process."""
+"""LoadOptions: how an engine is loaded; shared by `icc.load`, all commands, the server and its engine process."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """An engine directory and how to load it. UsageError if a value is none that any engine takes.
+    """An engine and how to load it. UsageError if a value is invalid for every engine.
 
-    threads: of the kernels (default: the physical cores this process may use). cores: of a CPU engine, those that
-    kernel threads stay on, such as "0-7,8", and a thread that runs requests does until the engine is closed. device: of
-    a GPU engine, the number of the GPU (default: 0). target: which of an engine of several targets (default: that of
-    this machine's GPU, else of its CPU; with a device, that of this GPU). isa: a library of the engine by name instead
-    of the best for this machine. verify: compare every file with its sha256 first. require_signature: a key, whose
-    signature the engine and a drafter's have; SignatureError for another. verify_answers: let the engine answer its
-    canary prompts first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc serve` always does.
-    kv_bytes: memory for the KV cache (default: a full batch of full sequences, within 40 % of the available memory).
-    swap_bytes: of a GPU engine, host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB,
-    within 25 % of the available memory; 0: it is computed again). spec: the drafter of speculative decoding, "none",
-    "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix", "lookahead", "lookahead:W,N,G", "layer-skip",
-    "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output, unless spec_accept is
-    "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et al. 2024;
-    "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). adapters: those that are loaded with it, directories or
-    files by the name that requests give; see `LLM.load_adapter`.
+    threads: how many run kernels (default: one per physical core that this process may use). cores: for a CPU engine,
+    the cores to which kernel threads, and threads that run requests, are pinned until the engine is closed, such as
+    "0-7,8". device: for a GPU engine, the number of the GPU (default: 0). target: the target to load, if the engine has
+    several (default: that of this machine's GPU, else of its CPU; with `device`, that of this GPU). isa: the name of
+    the kernel library to use instead of the best for this machine. verify: compare every file with its sha256 first.
+    require_signature: a public key by which the engine, and a drafter's engine, must be signed; SignatureError if not.
+    verify_answers: run the canary prompts first, and raise WrongAnswersError if the kernels are wrong on this machine;
+    `icc serve` always does. kv_bytes: memory for the KV cache (default: a full batch of full sequences, within 40 % of
+    the available memory). swap_bytes: for a GPU engine, host memory for the KV of preempted requests (default: 4 GiB if
+    its cache can run out, within 25 % of the available memory; 0: it is computed again). spec: the drafter of
+    speculative decoding, "none", "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix", "lookahead",
+    "lookahead:W,N,G", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes
+    no output, unless spec_accept is "typical", which is lossy: sampled requests then accept guesses that are probable
+    enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). adapters: those to load with the
+    engine, directories or files by the name that requests use; see `LLM.load_adapter`.
     """
 
     path: str | os.PathLike[str]
@@ -43,7 +43,7 @@ class LoadOptions:
     threads: int | None = setting(None, "Kernel threads.", unset="physical cores", needs="cpu")
     cores: str | None = setting(
         None,
-        "Cores that kernel threads stay on: 0-7,8.",
+        "Cores to pin kernel threads to: 0-7,8.",
         metavar="CORES",
         unset="all that the process may use",
         needs="cpu",
@@ -137,12 +137,12 @@ class LoadOptions:
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
         if self.require_signature is not None and not self.verify:
-            raise UsageError("a signature is of files that are verified", "leave out --no-verify, verify=False")
+            raise UsageError("a signature needs files that are verified", "leave out --no-verify, verify=False")
         _ = self.acceptance, self.core_set
 
     @property
     def core_set(self) -> frozenset[int] | None:
-        """The cores that kernel threads stay on; None for all."""
+        """The cores to which kernel threads are pinned; None: see `preferred_cores`."""
         return None if self.cores is None else read_cores(self.cores)
 
     @property
@@ -150,22 +150,22 @@ class LoadOptions:
         """How guesses are accepted; None: losslessly."""
         if self.spec_accept == LOSSLESS:
             return None
-        from .speculate.typical import read_acceptance  # needs numpy, which a command that is only parsed does not
+        from .speculate.typical import read_acceptance  # needs numpy, which parsing a command must not import
 
         return read_acceptance(self.spec_accept)
 
     def to_json(self) -> str:
-        """The options as the argument of a process."""
+        """The options as a JSON text, to pass to a process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> LoadOptions:
-        """The options of a text that `to_json` gave."""
+        """The options from a text of `to_json`."""
         return cls(**json.loads(text))
 
 
 def _paths(adapters: object) -> dict[str, str]:
-    """Paths by name. UsageError for what is none."""
+    """Check adapters: paths by name. UsageError if they are anything else."""
     if isinstance(adapters, Mapping) and all(
         isinstance(name, str) and isinstance(path, str | os.PathLike) for name, path in adapters.items()
     ):

@@ -1,4 +1,4 @@
-"""What a process owes to the one that started it: not to outlive it, and to let it decide when to end."""
+"""Child processes: they must not outlive the process that started them, which alone decides when they end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 
 
 def die_with_parent() -> None:
-    """No orphan: the kernel kills this process when the one that started it ends, however that ends."""
+    """Make the kernel kill this process when the process that started it ends for any reason."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 @contextlib.contextmanager
 def deaf_to_signals() -> Iterator[None]:
-    """Processes that this thread starts in the block never hear Ctrl-C or SIGTERM, which terminals and service managers
-    send to a whole group: the one that starts them does, and ends them.
+    """Processes that this thread starts within the context never get Ctrl-C or SIGTERM, which terminals and service
+    managers send to a whole process group: the parent gets them and ends its children.
 
-    They are blocked, which a process inherits, rather than ignored by the process itself: that would be too late while
+    The signals are blocked, which a process inherits. If the process itself ignored them, that would be too late while
     its interpreter and libraries are loaded.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)

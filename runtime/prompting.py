@@ -1,4 +1,4 @@
-"""Prompting: from what a caller gives (a text, token ids, a conversation) to what the engine loop takes."""
+"""Prompting: turns a caller's input (a text, token ids, a conversation) into queries for the engine loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .templates.source import TemplateSource, read_template
 from .templates.template_input import TemplateInput, rendered
 from .tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # a text that is completed as it is needs none of these
+if TYPE_CHECKING:  # completing a plain text needs none of these
     from .chat_turn import ChatTurn
     from .embed_prompts import EmbedOptions
     from .grammars.constraints import Grammars
@@ -38,10 +38,10 @@ Prompt = str | Sequence[int]
 
 
 class Prompting:
-    """What an engine has to make prompts and parameters with: tokenizer, chat template, grammars. RequestError for what
-    a caller has wrong.
+    """Makes an engine's prompts and parameters with its tokenizer, chat template and grammars. RequestError for a
+    caller's mistakes.
 
-    template: where the chat template stands; of an engine, in its files. May be used by several threads.
+    template: the source of the chat template; None: it is read from the engine's files. Thread-safe.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Prompting:
 
     @cached_property
     def form(self) -> AnswerFormat:
-        """How the model writes calls and thoughts, as its template tells."""
+        """How the model writes tool calls and thoughts, found from its template."""
         from .reading.formats import AnswerFormat
         from .reading.probe import find_format, now
 
@@ -85,11 +85,11 @@ class Prompting:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """The tokenizer's, with their ids; {} without one."""
+        """The tokenizer's special tokens with their ids; {} without a tokenizer."""
         return {} if self._tokenizer is None else self._tokenizer.special_tokens
 
     def use_template(self, given: str) -> None:
-        """Take a chat template instead of the engine's own, or one of its own by its name; see
+        """Use another chat template instead of the engine's, or one of the engine's by name; see
         `TemplateSource.replaced`. TemplateRefused or MissingExtraError if it cannot be used."""
         self.source = self.source.replaced(given)
         self.template = self.source.open()
@@ -97,12 +97,12 @@ class Prompting:
 
     @property
     def follows_grammars(self) -> bool:
-        """Whether there are a tokenizer and an end token, without which no grammar can be followed."""
+        """Whether grammars are possible: they need a tokenizer and an end token."""
         return self._tokenizer is not None and bool(self._manifest.model.eos_token_ids)
 
     @cached_property
     def grammars(self) -> Grammars | None:
-        """Compiles grammars; None for an engine that cannot follow any."""
+        """The compiler of grammars; None if the engine cannot follow any."""
         if self._tokenizer is None or not self.follows_grammars:
             return None
         from .grammars.constraints import Grammars
@@ -111,20 +111,21 @@ class Prompting:
         return Grammars(self._tokenizer.to_json(), model.vocab_size, model.eos_token_ids, self._forms)
 
     def prepare(self) -> None:
-        """Compile the grammars that the engine was compiled with, beside whatever else is done now."""
+        """Compile the grammars that the engine was compiled with, in a thread."""
         if self._forms and find_spec("llguidance") is not None and self.grammars is not None:
             Thread(target=self.grammars.prepare, name="compiled grammars", daemon=True).start()
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
+        """Token ids of a prompt: text is tokenized with special tokens; token ids are checked and returned."""
         if isinstance(prompt, str):
             return self._text_tokenizer.encode(prompt)
         return self.ids(prompt)
 
     def ids(self, prompt: Sequence[int]) -> list[int]:
-        """Token ids as they are. RequestError for what are none: 5.0 is no token, and a text is not its letters."""
+        """Check token ids and return them. RequestError if they are none: 5.0 is no token id, and a text is no list of
+        letters."""
         try:
             return list(map(index, prompt))
         except TypeError as error:
@@ -132,7 +133,7 @@ class Prompting:
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
 
     def embedding(self, text: Prompt, options: EmbedOptions) -> Query:
-        """A text that is to be embedded; see EmbedOptions."""
+        """The query to embed a text; see EmbedOptions."""
         from .embed_prompts import cut, encode_prompted
 
         if isinstance(text, str):
@@ -141,8 +142,8 @@ class Prompting:
         return Query(cut(self.encode(text), self._manifest, options), vector=True)
 
     def pair(self, query: str, document: str, longest: int | None = None) -> Query:
-        """A query and a document, with the type of each token if the model takes any (see EmbeddingFacts); see
-        Tokenizer.encode_pair."""
+        """The query to score a pair of texts, with token types if the model takes any (see EmbeddingFacts). longest:
+        see Tokenizer.encode_pair; None: no truncation."""
         if not isinstance(query, str) or not isinstance(document, str):
             raise RequestError("query and documents must be texts", field="documents")
         facts = self._manifest.embedding
@@ -163,14 +164,15 @@ class Prompting:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Unpack[TemplateOptions],
     ) -> str:
-        """The text of a conversation in the engine's chat template; see RenderOptions."""
+        """The text of a conversation, rendered by the engine's chat template; see RenderOptions."""
         self._check_template()
         return self._rendered(self.given(prepared(messages), tools, options))
 
     def given(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions
     ) -> TemplateInput:
-        """What the chat template is given. RequestError for a template that there is not."""
+        """The chat template's input. tools: None if there are none. RequestError if the options name an unknown
+        template."""
         from .chat_turn import template_input
 
         self.source.check(options.get("chat_template"))
@@ -185,7 +187,7 @@ class Prompting:
         return rendered(self.template, given)
 
     def encode_chat(self, messages: Messages, **options: Unpack[RenderOptions]) -> list[int]:
-        """Token ids of a conversation. The template has written its special tokens itself."""
+        """Token ids of a conversation. Special tokens are not added, because the template writes them."""
         return self._encode_rendered(self.render(messages, **options))
 
     def _encode_rendered(self, text: str) -> list[int]:
@@ -196,12 +198,12 @@ class Prompting:
     def queries(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Query]:
-        """Every prompt with its parameters; None: the engine's."""
+        """A query per prompt. params: one for all or one per prompt; None: the engine's defaults."""
         given = params_for(len(prompts), params)
         return [self.completion(self.encode(prompt), one) for prompt, one in zip(prompts, given, strict=True)]
 
     def query(self, prompt: Prompt | Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
-        """A prompt, or messages, with the defaults that hold for either."""
+        """The query for a prompt or for messages. params None: the defaults of prompts or of conversations."""
         if is_messages(prompt):
             return self._chat(prompt, params, options)
         if others := [name for name in options if name != "adapter"]:
@@ -215,7 +217,7 @@ class Prompting:
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Query]:
-        """Every conversation with its parameters; None: the engine's."""
+        """A query per conversation. params: one for all or one per conversation; None: the engine's defaults."""
         given = [None] * len(conversations) if params is None else params_for(len(conversations), params)
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 
@@ -234,7 +236,7 @@ class Prompting:
         return replace_fields(query, adapter=options.get("adapter", ""))
 
     def answer(self, turn: ChatTurn, prompt: str, token_ids: Sequence[int], params: SamplingParams) -> Query:
-        """The query for an answer: `prompt` is what the turn makes of the rendered text, `token_ids` are its tokens."""
+        """The query for an answer. prompt: the result of `turn.prompt` for the rendered text; token_ids: its tokens."""
         read = turn.reader(prompt)
         if read is not None and turn.form.special:
             params = replace(params, skip_special_tokens=False)
@@ -242,17 +244,17 @@ class Prompting:
         if grammar := turn.source(self.special_tokens, ends):
             return _bound(Query(token_ids, params, grammar, read))
         offered = turn.offered_source(params, self.special_tokens, ends) if self.follows_grammars else ""
-        if offered and find_spec("llguidance") is None:  # a help, which nobody has asked for
+        if offered and find_spec("llguidance") is None:  # this grammar only helps the model, so it is optional
             offered = ""
         return Query(token_ids, params, offered, read)
 
     def completion(self, token_ids: Sequence[int], params: SamplingParams, extras: Extras = NO_EXTRAS) -> Query:
-        """The query for what follows token ids, in the form that the parameters ask for. extras: rows for inputs that
-        the engine has besides token ids, as bytes by the input's name; tokens without one get its fill."""
+        """The query to complete token ids, under the grammar that the parameters ask for. extras: rows for the engine's
+        inputs besides token ids, as bytes by the input's name; tokens without a row get the input's fill."""
         return _bound(Query(token_ids, params, _source_of(params), extras=extras))
 
     def constrained(self, token_ids: Sequence[int], params: SamplingParams, grammar: str) -> Query:
-        """The query for what follows token ids under a grammar, a text of `grammars.sources`; "" for any text."""
+        """The query to complete token ids under a grammar, a text of `grammars.sources`; "" for any text."""
         return _bound(Query(token_ids, params, grammar))
 
     @property
@@ -264,21 +266,21 @@ class Prompting:
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def room(self, prompt_tokens: int) -> int:
-        """How many tokens can follow a prompt of so many; negative for one that is too long."""
+        """How many tokens can follow a prompt of `prompt_tokens` tokens; negative if it is too long."""
         return self._manifest.limits.max_seq_len - prompt_tokens
 
     def chat_params(
         self, params: SamplingParams | None, prompt_tokens: int, defaults: SamplingDefaults | None = None
     ) -> SamplingParams:
-        """The parameters of an answer: what they leave out is the model's, see SamplingDefaults.of_conversations, or
-        what `defaults` say. Without any, the answer may fill the context."""
+        """The parameters of an answer, completed by `defaults`; defaults None: the model's, see
+        SamplingDefaults.of_conversations. params None: the answer may fill the context."""
         if params is None:
             params = SamplingParams(max_tokens=max(self.room(prompt_tokens), 1))
         return params.resolve(defaults or self._manifest.sampling.of_conversations())
 
     def compiled(self, grammar: str) -> Constrain | None:
-        """The grammar of a query, compiled; None where there is none. RequestError if the engine cannot follow one,
-        MissingExtraError without the library that compiles it."""
+        """Compile the grammar of a query; None if there is none. RequestError if the engine cannot follow grammars,
+        MissingExtraError if the library that compiles them is missing."""
         if not grammar:
             return None
         if self.grammars is None:
@@ -295,7 +297,7 @@ class Prompting:
 
 
 def _bound(query: Query) -> Query:
-    """A query whose parameters are those of a form, if it has a grammar."""
+    """The query; if it has a grammar, with its parameters adapted to that (`SamplingParams.of_a_form`)."""
     return replace_fields(query, params=query.params.of_a_form()) if query.grammar else query
 
 

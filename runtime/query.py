@@ -1,4 +1,4 @@
-"""Query: what a prompt has become, ready for an engine."""
+"""Query: a prompt ready for an engine."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .batch.scheduled import NO_EXTRAS, Extras
 from .errors import RequestError
 from .requests.params import SamplingParams
 
-if TYPE_CHECKING:  # a text that is completed as it is needs no reader
+if TYPE_CHECKING:  # completing a plain text needs no reader
     from .reading.answer import MakeReader
 
-Adapters = str | Sequence[str | None] | None  # the name of one for all prompts, or of one per prompt; None for none
-READ_ONLY = SamplingParams(max_tokens=1)  # of what is read and not answered
+Adapters = str | Sequence[str | None] | None  # one adapter's name for all prompts, or one per prompt; None: no adapter
+READ_ONLY = SamplingParams(max_tokens=1)  # for prompts that are read but not answered
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A prompt, made by Prompting for library and server alike.
+    """A prompt made by Prompting, for the library and the server.
 
-    grammar: a text of `grammars.sources` that the answer must follow, "" for any text. read: makes a parser of the
+    grammar: a text of `grammars.sources` that the answer must follow, "" for any text. read: makes a reader of the
     answer; None if that is plain text. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter:
-    its name, "" for none; adapter_scale: its factor. vector: whether the prompt becomes one vector, without its first
-    `skipped` tokens.
+    an adapter's name, "" for none; adapter_scale: its factor. vector: whether a vector is wanted, to which the first
+    `skipped` tokens do not count.
     """
 
     token_ids: Sequence[int]
@@ -40,8 +40,8 @@ class Query(msgspec.Struct, frozen=True):
 
 
 def adapted(queries: Sequence[Query], adapter: Adapters, scale: float = 1.0) -> Sequence[Query]:
-    """Queries with an adapter each, at this scale: one name for all, or one per query. RequestError for another number
-    of names, or what is no name."""
+    """The queries with adapters at this scale. adapter: one name for all, or one per query; None: the queries are
+    unchanged. RequestError if the number of names differs, or if a value is no name."""
     if adapter is None:
         return queries
     if not isinstance(adapter, Sequence):

@@ -1,4 +1,4 @@
-"""Settings: fields of options dataclasses that say themselves how a command line shows and reads them."""
+"""Settings: fields of options dataclasses that describe their own command line option."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _KEY = "setting"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A field as an option of the command line.
+    """The command line option of a field.
 
-    help: one sentence. names: of the option, where they are not the field's ("--kv-mib", "-o --output"). metavar: what
-    stands for its value. unset: what None means, as help says it. unit: what one of the option's numbers is in the
-    field (1 << 20 for MiB). values: what it may be, each with its meaning; open: other values are possible.
-    read: makes the field's value of the text; ValueError says what is wrong with it. least: the smallest number that is
-    allowed. needs: what an engine must have for the option to be there: "generate", "cpu", "gpu" or "targets" (see
-    cli/own_engine.py).
+    help: one sentence. names: of the option, if they differ from the field's ("--kv-mib", "-o --output"). metavar: the
+    placeholder for its value. unset: the meaning of None, for the help text. unit: by which the option's number is
+    multiplied (1 << 20 for MiB). values: the possible values with their meanings; open: whether other values are
+    possible. read: converts the text to the field's value; ValueError says what is wrong with the text. least: the
+    smallest allowed number. needs: the property of an engine without which the option is hidden: "generate", "cpu",
+    "gpu" or "targets" (see cli/own_engine.py).
 
-    The roles of a compile's option: engine: whether what the engine is depends on it, so that it is part of its key in
-    the cache. calibration: whether what calibration finds depends on it; without `engine` it does not. plan, on_demand:
-    whether `icc plan`, and `icc run|chat|serve MODEL`, have the option.
+    The roles of a compile's option: engine: whether the engine depends on it, so that it is part of the engine's key in
+    the cache. calibration: whether the results of calibration depend on it; they do not without `engine`. plan,
+    on_demand: whether `icc plan`, and `icc run|chat|serve MODEL`, have the option.
     """
 
     help: str
@@ -43,12 +43,12 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field of a dataclass with this default that commands have as an option; `more` are the fields of Setting."""
+    """A dataclass field with this default, which is an option of commands; `more`: further fields of Setting."""
     return field(default=default, metadata={_KEY: Setting(help, **more)})
 
 
 def settings(options: type) -> dict[str, Setting]:
-    """The settings of an options dataclass by the names of their fields, in their order."""
+    """The settings of an options dataclass by field name, in order."""
     fields = options.__dataclass_fields__  # type: ignore[attr-defined]
     return {name: found.metadata[_KEY] for name, found in fields.items() if _KEY in found.metadata}
 

@@ -1,4 +1,4 @@
-"""TokenBytes: the bytes that each token of a vocabulary stands for, which need not be whole characters."""
+"""TokenBytes: the bytes of each token of a vocabulary, which need not be whole characters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """By the decoder of tokenizer.json, tokens are written in GPT-2's stand-ins for bytes, or in characters with a mark
-    for a blank and with <0xNN> for what is no character. decoder: its JSON. added: tokens that are written as they are.
+    """Depending on the decoder of tokenizer.json, tokens are written with GPT-2's stand-ins for bytes, or as characters
+    with a mark for a space and <0xNN> for other bytes. decoder: its JSON. added: tokens that are written as plain text.
     """
 
     def __init__(self, decoder: bytes, added: Collection[str]) -> None:
@@ -24,7 +24,7 @@ class TokenBytes:
         self._added = frozenset(added)
 
     def of(self, token: str) -> bytes:
-        """The bytes of a token of the vocabulary, given as it is written there."""
+        """The bytes of a token, given its text in the vocabulary."""
         if token in self._added:
             return token.encode()
         if self._stand_ins is not None:

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, piece by piece. The one home of the `tokenizers` library."""
+"""Tokenizer: converts text to token ids and back, also token by token. Wraps the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .token_bytes import TokenBytes
 if TYPE_CHECKING:
     from .format.vocabulary import Vocabulary
 
-_CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
-_ALONE = 1024  # tokens whose texts alone are kept: the most frequent ones are in every text
-_PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
-_MOST_SAID = 500  # characters of the library's errors, which name all that a field might be
+_CONTEXT = 6  # prompt tokens before the first decoded token, so that this gets its leading space
+_ALONE = 1024  # tokens whose single texts are cached: the most frequent ones are in every text
+_PATIENCE = 32  # tokens after which bytes that do not form a character are shown anyway
+_MOST_SAID = 500  # characters of the library's errors, which list all possible values
 _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
     """The tokenizer of an engine, from the content of tokenizer.json.
 
-    Special tokens are added as its own post-processor says; `special_tokens` are their texts and ids. With a
-    `vocabulary` of the same tokens the content is read when a second text, or a long one, is to be encoded; texts of
-    tokens come from there.
+    Special tokens are added by its own post-processor; `special_tokens` are their texts and ids. vocabulary: the same
+    tokens as tables, from which texts of tokens are read; the content is then parsed only when a second text, or a long
+    one, is encoded. None: it is parsed at once.
     """
 
     def __init__(self, raw: bytes, vocabulary: Vocabulary | None = None) -> None:
@@ -46,7 +46,7 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> tokenizers.Tokenizer:
-        """All of it."""
+        """The complete tokenizer, parsed when first needed."""
         try:
             return _plain(tokenizers.Tokenizer.from_buffer(self._raw))
         except Exception as error:  # the library raises bare Exception
@@ -54,7 +54,7 @@ class Tokenizer:
             raise EngineFormatError(f"tokenizer.json is not a tokenizer: {said}", "compile the model again") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of the text. RequestError if it holds surrogates, which are no characters."""
+        """Token ids of the text. RequestError if it contains surrogates, which are no characters."""
         try:
             first, self._first = self._first, None
             if first is not None and (ids := first.encode(text, add_special_tokens)) is not None:
@@ -64,8 +64,8 @@ class Tokenizer:
             raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
 
     def encode_within(self, text: str, longest: int, from_start: bool = False) -> list[int]:
-        """As `encode`, of at most `longest` tokens, special ones among them: a text that has more loses its last
-        tokens, or its first. RequestError as `encode`."""
+        """As `encode`, truncated to `longest` tokens, special ones included: the text loses its last tokens, or with
+        `from_start` its first. RequestError as `encode`."""
         try:
             part = self._tokenizer.encode(text, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
@@ -75,9 +75,10 @@ class Tokenizer:
         return self._tokenizer.post_process(part, None, True).ids
 
     def encode_between(self, around: Sequence[str], texts: tuple[str, str], longest: int | None = None) -> list[int]:
-        """Token ids of two texts within three that lie around them.
+        """Token ids of two texts with three texts before, between and after them.
 
-        longest: of more tokens the last ones before the third text go. RequestError as `encode`.
+        longest: of more tokens, the last ones before the third text around are removed; None: keep all. RequestError as
+        `encode`.
         """
         ids = self.encode(around[0] + texts[0] + around[1] + texts[1] + around[2], add_special_tokens=False)
         if longest is None or len(ids) <= longest:
@@ -86,9 +87,9 @@ class Tokenizer:
         return ids[: longest - len(ending)] + ending
 
     def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
-        """Token ids of two texts as the tokenizer puts them together, and which of the two each belongs to.
+        """Token ids of two texts, joined by the tokenizer, and for each token the type: which of the two it belongs to.
 
-        longest: the longer text loses its last tokens until it all is no longer. RequestError as `encode`.
+        longest: the longer text is truncated until both fit; None: keep all. RequestError as `encode`.
         """
         try:
             parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
@@ -106,7 +107,7 @@ class Tokenizer:
         return whole.ids, whole.type_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
+        """Text of the token ids; bytes that are not UTF-8 become U+FFFD."""
         vocabulary = self._vocabulary
         if vocabulary is None:
             return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -116,18 +117,18 @@ class Tokenizer:
         return " ".join(texts) if self._decoder is None else self._decoder.decode(texts)
 
     def decode_shown(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """`decode`, but one token is decoded once, as it comes before every other token again and again."""
+        """As `decode`, with a cache for single tokens, because the same ones are decoded again and again."""
         if len(token_ids) != 1:
             return self.decode(token_ids, skip_special_tokens)
         return self._decode_one(token_ids[0], skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; special tokens by their texts."""
+        """The bytes of a token; the text of a special token; b"" if there is no such token."""
         token = (self._vocabulary or self._tokenizer).id_to_token(token_id)
         return b"" if token is None else self._bytes.of(token)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token, as it is written in the vocabulary; None if there is none."""
+        """The id of a token, given its text in the vocabulary; None if there is none."""
         return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
@@ -136,32 +137,32 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones among them."""
+        """The number of tokens, added ones included."""
         return self._tokenizer.get_vocab_size()
 
 
 def _plain(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Without a checkpoint's settings for training batches: one text in must give all its tokens."""
+    """The tokenizer without a checkpoint's truncation and padding for training batches."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 class Detokenizer:
-    """Turns one request's tokens into text as they come.
+    """Turns one request's tokens into text, token by token.
 
-    A token alone may be half a character or carry a space that depends on its neighbours, so each new token is decoded
-    together with a few before it, and what it adds is the piece. Text that ends in U+FFFD may be an unfinished
+    A token may be half a character or have a space that depends on its neighbours, so each new token is decoded
+    together with a few before it, and only the added text is returned. Text that ends in U+FFFD may be an unfinished
     character: it is held back until more tokens complete it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._window = list(prompt[-_CONTEXT:])  # tokens shown (up to `_shown`), then tokens held back
+        self._window = list(prompt[-_CONTEXT:])  # shown tokens (up to `_shown`), then tokens held back
         self._shown = len(self._window)
 
     def copy(self) -> Detokenizer:
-        """Another one at the same place."""
+        """A copy in the same state."""
         other = copy(self)
         other._window = list(self._window)
         return other
@@ -172,7 +173,7 @@ class Detokenizer:
         return self._piece(flush=len(self._window) - self._shown >= _PATIENCE)
 
     def flush(self) -> str:
-        """The text of the tokens still held back; half a character becomes U+FFFD."""
+        """The text of the tokens that are held back; half a character becomes U+FFFD."""
         return self._piece(flush=True)
 
     def _piece(self, flush: bool) -> str:
@@ -181,7 +182,7 @@ class Detokenizer:
         if after.endswith(_REPLACEMENT) and not flush:
             return ""
         if len(after) <= len(before):
-            if flush:  # tokens without text: forget them, or the window would grow for ever
+            if flush:  # drop tokens without text, or the window would grow for ever
                 del self._window[self._shown :]
             return ""
         del self._window[: self._shown]
@@ -190,18 +191,19 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Finds stop strings in text that comes in pieces, and holds back what may be the start of one.
+    """Finds stop strings in streamed text, and holds back text that may be the beginning of one.
 
-    include: the text goes up to the end of the stop string, rather than up to its beginning.
+    include: whether the text includes the stop string; if not, it ends before it.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops, self._include = tuple(stops), include
         self._held = ""
-        self.found: str | None = None  # the stop string that was
+        self.found: str | None = None  # the stop string that was found
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was found (then the text ends with it)."""
+        """Take a chunk of text. Returns text that is safe to show, and whether a stop string was found, which ends the
+        text."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -215,17 +217,17 @@ class StopFinder:
         return text[: len(text) - keep], False
 
     def copy(self) -> StopFinder:
-        """Another one at the same place."""
+        """A copy in the same state."""
         return copy(self)
 
     def flush(self) -> str:
-        """What is held back: no stop string came of it."""
+        """The text that is held back, when no more text follows."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """The length of the longest ending of `text` that is a proper prefix of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,4 +1,4 @@
-"""How values of options are written that are more than a word or a number. ValueError says what is wrong with one."""
+"""Parses option values that are more than a word or a number. ValueError says what is wrong with a value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def lengths(text: str) -> tuple[int, int]:
-    """A length like 256, or a range like 64:512, of which both ends are returned; else ValueError."""
+    """A length like 256, or a range like 64:512; returns both ends. ValueError for another text."""
     low, _, high = text.partition(":")
     try:
         found = int(low), int(high or low)
@@ -52,7 +52,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def json_schema(text: str) -> dict[str, Any]:
-    """A JSON schema, or @FILE that holds one; else ValueError."""
+    """A JSON schema, or @FILE with a file that contains one; else ValueError."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")

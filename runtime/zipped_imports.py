@@ -1,4 +1,4 @@
-"""Imports out of a one-file engine with the bytecode that it holds in `__pycache__`, where zipimport finds none."""
+"""Imports from a one-file engine with the bytecode in its `__pycache__`, which zipimport does not find."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from zipimport import zipimporter
 
 
 class _Loader(SourceFileLoader):
-    """A module's loader, whose files are in the archive."""
+    """Loads a module from the archive."""
 
     archive: zipimporter
 
     def get_data(self, path: str) -> bytes:
-        """A file of the archive."""
+        """The content of a file of the archive."""
         return self.archive.get_data(path)
 
     def path_stats(self, path: str) -> dict[str, Any]:
-        """What is compared with bytecode that holds the source's time and size; here it holds its hash (PEP 552)."""
+        """A fixed time, which is not used: the bytecode contains a hash of the source (PEP 552)."""
         return {"mtime": 0}
 
 
 class ZippedFinder:
-    """Finds modules in the archive at `path`. OSError or ImportError where that is none."""
+    """Finds modules in the archive at `path`. OSError or ImportError if it is no archive."""
 
     def __init__(self, path: str) -> None:
         self._path, self._archive = path, zipimporter(path)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Where a module lies; None if it is not in the archive."""
+        """The spec of a module; None if it is not in the archive."""
         place = f"{self._path}/{name.replace('.', '/')}"
         for file, inner in ((f"{place}/__init__.py", [place]), (f"{place}.py", None)):
             try:
@@ -45,5 +45,5 @@ class ZippedFinder:
 
 
 def install(path: str) -> None:
-    """Import from the archive at `path` before anything else."""
+    """Make the archive at `path` the first place to import from."""
     sys.meta_path.insert(0, ZippedFinder(path))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Adapters as icc sees them, whatever file they come from: what changes in which weight of a model."""
+"""The adapters of a model, independent of their file format: which weights change, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 class LowRank:
     """scale * B A is added to a weight W [out, in], so that y = x W^T + scale * B (A x).
 
-    a [.., r, in], b [.., out, r], float32; of experts with a leading axis, one pair for each. scale: alpha / r, or
+    a [.., r, in], b [.., out, r], float32; for experts, a leading axis holds one pair per expert. scale: alpha / r, or
     alpha / sqrt(r) (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
     """
 
@@ -28,7 +28,7 @@ class LowRank:
 
 
 def side_by_side(parts: Sequence[LowRank]) -> LowRank:
-    """What changes a weight that is several, one above the other: each part has ranks and rows of its own."""
+    """One change for a weight that stacks several parts along its rows: each part keeps its own ranks and rows."""
     rows, ranks = sum(part.b.shape[-2] for part in parts), sum(part.rank for part in parts)
     b = np.zeros((*parts[0].b.shape[:-2], rows, ranks), np.float32)
     row = rank = 0
@@ -49,10 +49,10 @@ class RowChange:
 
 @dataclass(frozen=True)
 class Start:
-    """How the base was changed before A and B were trained, where that follows from the base.
+    """How the base weight was changed before A and B were trained, if that can be computed from the base weight.
 
-    kind: PEFT's name. "pissa", "olora": what A and B began as was taken from it. "loftq": it was rounded to `bits` (4:
-    NF4, 8: LLM.int8), `iterations` times, each time less what A and B began as.
+    kind: PEFT's name. "pissa", "olora": the initial B A was subtracted from the weight. "loftq": the weight less the
+    initial B A was quantized to `bits` (4: NF4, 8: LLM.int8), `iterations` times.
     """
 
     kind: str
@@ -62,14 +62,14 @@ class Start:
 
 @dataclass(frozen=True)
 class Change:
-    """What an adapter does to one weight, in this order; None for what it leaves alone.
+    """What an adapter does to one weight, applied in the order of the fields; None: the adapter does not do this.
 
-    whole: another weight takes its place, perhaps of another vocabulary; with more than it, in all layers that share
-    it. rows: some of its rows. start: see there. low_rank: what is added. magnitude: [out], which each row is scaled to
-    the length of afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias: [out], added to what the layer gives.
-    transposed: the base stores the weight as [in, out] (`whole` too), as conv1d layers of GPT-2 do, and as embeddings
-    that magnitudes scale. frozen: `whole` was not trained: it is the model's own, or has more or other rows for new
-    tokens.
+    whole: a weight that replaces it, perhaps for another vocabulary size; if other changes come with it, it is replaced
+    in all layers that share it. rows: new values of some rows. start: see Start. low_rank: the product that is added.
+    magnitude: [out], the norm to which each row is scaled afterwards (DoRA, Liu et al. 2024, arXiv:2402.09353). bias:
+    [out], added to the layer's output. transposed: the base stores the weight as [in, out] (`whole` too), as in conv1d
+    layers of GPT-2 and in embeddings with magnitudes. frozen: `whole` was not trained: it is the base model's weight,
+    perhaps with rows for new tokens.
     """
 
     whole: np.ndarray | None = None
@@ -89,17 +89,18 @@ class Change:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it leaves every weight as it is: B is all zeros, as of layers that training never read."""
+        """Whether the change has no effect: B is all zeros, as in layers that training never used."""
         return self.is_product and self.low_rank is not None and not self.low_rank.b.any()
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read.
+    """An adapter that was read from its file or directory.
 
-    path: the directory or file. digest: 32 bytes of all that is in it. base: the name of the model that it was trained
-    for, "" where it does not say. invocation: the tokens from which on it counts (aLoRA); () for from the beginning.
-    changes: by the name of the weight, as the model has it: model.layers.0.self_attn.q_proj.weight.
+    path: the directory or file. digest: 32 bytes, a hash of its contents. base: the name of the model that it was
+    trained for, "" if it does not say. invocation: the tokens from which on the adapter is active (aLoRA); (): it is
+    active from the first token. changes: by the model's name of the weight, such as
+    model.layers.0.self_attn.q_proj.weight.
     """
 
     path: Path
@@ -115,8 +116,9 @@ class Adapter:
         return max((change.low_rank.rank for change in self.changes.values() if change.low_rank), default=0)
 
     def begin(self, prompt: Sequence[int]) -> int | None:
-        """The position from which it counts: that of the last invocation tokens in the prompt (aLoRA, Greenewald et al.
-        2025, arXiv:2504.12397), None where they are not there; 0 for others."""
+        """The position from which the adapter is active: where the invocation tokens begin for the last time in the
+        prompt (aLoRA, Greenewald et al. 2025, arXiv:2504.12397), None if they do not occur; 0 for an adapter without
+        invocation tokens."""
         tokens = self.invocation
         if not tokens:
             return 0
@@ -126,7 +128,7 @@ class Adapter:
 
 
 def told_idle(adapter: Adapter, names: Sequence[str]) -> str:
-    """What to tell of changes that were left out, by the names of their weights; "" where there are none."""
+    """A note about the changes that were left out, given the names of their weights; "" if there are none."""
     if not names:
         return ""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -134,8 +136,8 @@ def told_idle(adapter: Adapter, names: Sequence[str]) -> str:
 
 
 def named_as(adapter: Adapter, known: Collection[str]) -> Adapter:
-    """The adapter with names of weights as the model has them, `known`: PEFT names them from the class that it was
-    trained in, where a model with a head has one word more in front ("model.") than the same without."""
+    """The adapter with its weights renamed to the model's names, `known`. PEFT takes names from the class that was
+    trained, and a model with a head has one more prefix ("model.") than the same model without."""
     names = set(known)
     if any(name in names for name in adapter.changes):
         return adapter

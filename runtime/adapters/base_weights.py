@@ -1,4 +1,4 @@
-"""BaseWeights: values of an engine's own weights, read as they are packed, for adapters that need to know them."""
+"""BaseWeights: values of an engine's weights, unpacked for the adapters that need them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..format.bfloat16 import bf16_values
 from ..format.program import WeightEntry
 
 _TILE = 16  # rows of a tile on CPUs
-_HEADER = 64  # bytes of scales and zero points before the codes of a group there
-_ROWS = 1024  # that are compared at a time
-_ROUNDED = 2.0**-8  # of 16 bits, against the largest of a row
+_HEADER = 64  # bytes of scales and zero points before the codes of a group on CPUs
+_ROWS = 1024  # rows compared at a time
+_ROUNDED = 2.0**-8  # 16-bit values, relative to the largest of a row
 _TOLERANCE = {
     "f32": 1e-7, "tile_f32": 1e-7, **dict.fromkeys(("f16", "bf16", "tile_f16", "tile_bf16"), _ROUNDED),
     **dict.fromkeys(("q8", "q8s", "gq8", "gi8", "e4m3", "e4m3w", "ge4m3", "ge4m3w"), 0.05),
@@ -28,15 +28,15 @@ View = Callable[[str], np.ndarray]
 class BaseWeights:
     """Rows of matrices [n, k] by the weight's name, for layouts of dense values and of integer codes.
 
-    entries: the weights of the program. view: the packed bytes of one, uint8. others: the same of the other ranks, in
-    their order, each of which has parts; KeyError of what one has nothing of.
+    entries: the weights of the program. view: returns the packed bytes of a weight, uint8. others: as `view`, for each
+    other rank in order, each of which holds parts; these raise KeyError for a weight of which the rank holds no part.
     """
 
     def __init__(self, entries: Mapping[str, WeightEntry], view: View, others: Sequence[View] = ()) -> None:
         self._entries, self._view, self._others = entries, view, others
 
     def format(self, name: str) -> str:
-        """How a weight is packed; "" for one that there is not."""
+        """How a weight is packed; "" if the program has no such weight."""
         return self._entries[name].format if name in self._entries else ""
 
     def readable(self, name: str) -> bool:
@@ -44,7 +44,7 @@ class BaseWeights:
         return self.format(name) in _READERS and len(self._entries[name].shape) == 2
 
     def vector(self, name: str) -> np.ndarray:
-        """A float32 vector as it is."""
+        """A vector that is stored as float32."""
         return self._view(name).view(np.float32)[: prod(self._entries[name].shape)]
 
     def rows(self, name: str, first: int, count: int) -> np.ndarray:
@@ -54,7 +54,7 @@ class BaseWeights:
         return _READERS[entry.format](self._view(name), n, k, first, count)
 
     def of_site(self, site: AdapterSite, first: int, count: int) -> np.ndarray:
-        """Rows [first, first + count) of the weight of a site as float32 [count, k], whoever has them."""
+        """Rows [first, first + count) of the weight of a site as float32 [count, k], from the ranks that hold them."""
         n, k = self._entries[site.base].shape
         read = _READERS[self._entries[site.base].format]
         if not site.base_cuts:
@@ -83,10 +83,10 @@ class BaseWeights:
     def differing(
         self, site: AdapterSite, values: np.ndarray, rounding: bool, columns: np.ndarray | float
     ) -> np.ndarray | None:
-        """Which rows of `values` [n, k] are not those of a site's weight, as they are stored: their numbers.
+        """The indices of the rows of `values` [n, k] that differ from a site's stored weight, int64.
 
-        rounding: whether codes of 8 bits count as equal to what they may come from. columns: factors that the stored
-        columns have. None where that cannot be told.
+        rounding: whether 8-bit codes count as equal to any value that rounds to them. columns: factors by which the
+        stored columns are multiplied. None if the rows cannot be compared.
         """
         tolerance = _TOLERANCE.get(self.format(site.base)) if self.readable(site.base) else None
         if tolerance is None or (tolerance > _ROUNDED and not rounding) or values.shape[1:] != (site.k,):
@@ -173,7 +173,7 @@ def _split_tiles(packed: np.ndarray, n: int, k: int, first: int, count: int) -> 
 
 
 def _e4m3_values() -> np.ndarray:
-    """What the 256 numbers of 4 exponent and 3 mantissa bits are, float32; NaNs as zeros, which no weight has."""
+    """The values of the 256 e4m3 codes, float32 [256]; NaNs are zeros, for no weight holds a NaN."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)

@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: what counts when an adapter is used, and a refusal of what icc does not do."""
+"""adapter_config.json of PEFT: reads the fields that inference needs and refuses those that icc does not support."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .patterns import ends_with
 
 CONFIG_FILE = "adapter_config.json"
 _MAX_BYTES = 4 << 20
-_MOST_SAID = 500  # characters of what is wrong, in which values of fields stand
+_MOST_SAID = 500  # characters of an error text that quotes values of fields
 _MAX_RANK, _MAX_PATTERNS = 1 << 20, 10_000
-# Fields that say how it was trained, or where it comes from, and change nothing when it is used.
+# Fields about the training or origin of an adapter, which have no effect at inference.
 _TRAINING = frozenset(
     {
         "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "exclude_modules",
@@ -27,18 +27,18 @@ _TRAINING = frozenset(
         "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size", "megatron_core",
     }
 )  # fmt: skip
-# Fields that would change what is computed, with PEFT's default, which is all that icc takes.
+# Fields that would change what is computed, with PEFT's default, the only value that icc accepts.
 _REFUSED: dict[str, Any] = {
     "megatron_config": None, "layer_replication": None, "use_qalora": False, "use_bdlora": None, "arrow_config": None,
     "kasa_config": None, "velora_config": None, "monteclora_config": None,
 }  # fmt: skip
-# What initial values of A and B leave the base as it is.
+# Initializations of A and B that leave the base weight as it is.
 _PLAIN_INITIALS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-# The base was changed first, in a way that follows from it: of PiSSA (Meng et al. 2024, arXiv:2404.02948) the first
-# singular vectors were taken from it, of OLoRA (Buyukakyuz 2024, arXiv:2406.01775) the first columns of Q and rows of
-# R; for LoftQ (Li et al. 2023, arXiv:2310.08659) it was rounded.
+# Initializations that change the base weight in a way that can be computed from it: PiSSA (Meng et al. 2024,
+# arXiv:2404.02948) subtracts its first singular vectors, OLoRA (Buyukakyuz 2024, arXiv:2406.01775) the first columns of
+# Q and rows of R; LoftQ (Li et al. 2023, arXiv:2310.08659) quantizes it.
 _STARTS = ("pissa", "olora", "loftq")
-# In a way that does not: by the beginning of PEFT's names.
+# Initializations that cannot be computed from it, by the beginning of PEFT's names.
 _LOST = {
     "pissa_niter_": "singular vectors that were found with random numbers (PiSSA by iterations)",
     "corda": "what a text said of its inputs (CorDA)",
@@ -47,14 +47,14 @@ _LOST = {
 
 
 class LoftqConfig(msgspec.Struct, frozen=True):
-    """loftq_config; PEFT's defaults."""
+    """The field loftq_config; defaults as in PEFT."""
 
     loftq_bits: int = 4
     loftq_iter: int = 1
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
-    """The fields that count; PEFT's defaults."""
+    """The fields that icc uses; defaults as in PEFT."""
 
     peft_type: str = ""
     base_model_name_or_path: str | None = None
@@ -77,36 +77,36 @@ class LoraConfig(msgspec.Struct, frozen=True):
 
     @property
     def initial(self) -> bool | str | None:
-        """What A and B began as, by PEFT's name in lower case, as that compares it; None where the file says null."""
+        """How A and B were initialized, PEFT's name in lower case, as PEFT compares it; None if the file says null."""
         found = self.init_lora_weights
         return found.lower() if isinstance(found, str) else found
 
     @property
     def start(self) -> Start | None:
-        """How the base was changed first, see `Change`; None if it was not."""
+        """How the base weight was changed before the training, see Start; None if it was not."""
         if self.initial not in _STARTS:
             return None
         loftq = self.loftq_config or LoftqConfig()
         return Start("loftq", loftq.loftq_bits, loftq.loftq_iter) if self.initial == "loftq" else Start(self.initial)  # type: ignore[arg-type]
 
     def rank(self, module: str) -> int:
-        """The rank of the adapter of a module, or of a parameter that is targeted, by its name."""
+        """The rank of the change to a module or a targeted parameter, by its name."""
         return _matching(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """With what B A is multiplied."""
+        """The factor of B A."""
         rank, alpha = self.rank(module), _matching(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
     def targets_module(self, module: str) -> bool:
-        """Whether a module itself is targeted, by the end of its name or by a regular expression, and not only
-        parameters that it may hold. AdapterError for an expression that could take too long."""
+        """Whether a module itself is targeted, by the end of its name or by a regular expression, and not only its
+        parameters. AdapterError for an expression that could take too long."""
         if isinstance(self.target_modules, str):
             return ends_with(module, self.target_modules)
         return any(f".{module}".endswith(f".{target}") for target in self.target_modules or ())
 
     def trains_whole(self, module: str) -> bool:
-        """Whether all of a module was trained; PEFT saves embeddings that were not, too."""
+        """Whether all of a module was trained; PEFT also saves embeddings that were not."""
         return any(ends_with(module, re.escape(name)) for name in self.modules_to_save or ())
 
     def token_ids(self, module: str) -> tuple[int, ...]:
@@ -122,12 +122,13 @@ KNOWN_FIELDS = frozenset({*LoraConfig.__struct_fields__, *_TRAINING, *_REFUSED})
 
 
 def _matching(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    """What the first pattern says that fits the end of a name: a regular expression, as PEFT has it."""
+    """The value of the first pattern that matches the end of a name: patterns are regular expressions, as in PEFT."""
     return next((value for pattern, value in (patterns or {}).items() if ends_with(name, pattern)), default)
 
 
 def read_config(folder: Path) -> tuple[bytes, LoraConfig]:
-    """The file and what it says. AdapterError for a tuner that is not LoRA, and for fields that icc does not do."""
+    """The bytes of the file and its fields. AdapterError for a tuner other than LoRA, and for fields that icc does not
+    support."""
     path = folder / CONFIG_FILE
     try:
         raw = read_file(path, _MAX_BYTES)
@@ -167,7 +168,7 @@ def _checked(fields: dict[str, Any]) -> LoraConfig:
 
 
 def _check_start(config: LoraConfig) -> None:
-    """That A and B were trained over the base, or over what can be computed of it."""
+    """Refuse an adapter whose A and B were trained on something that cannot be computed from the base."""
     initial, start = config.initial, config.start
     if start is not None and start.kind == "loftq" and not (start.bits in (4, 8) and 1 <= start.iterations <= 64):
         raise AdapterError(f"loftq_config says {start.bits} bits and {start.iterations} iterations")

@@ -1,5 +1,5 @@
-"""Adapters that change experts one by one, as they were written when each was a module: as changes of the one weight
-that all experts of a layer are today."""
+"""Converts adapters that change each expert separately, as written when each expert was a module, to changes of the one
+weight that now holds all experts of a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .adapter import Adapter, Change, LowRank, side_by_side
 
-# the layer, the expert, and which of its matrices, by the names that modules had
+# the layer, the expert, and which of its matrices, by the names of the former modules
 _ALONE = re.compile(r"(?:.*\.)?layers\.(\d+)\..*\bexperts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _TOGETHER = re.compile(r"(?:.*\.)?layers\.(\d+)\..*\bexperts\.(gate_up_proj|down_proj)(?:\.weight)?")
 _MATRIX = {
@@ -23,10 +23,10 @@ _HALVES = {"gate_up_proj": 2, "down_proj": 1}
 
 
 def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]]) -> Adapter:
-    """The adapter with one change for all experts of a layer, where it has one for each and the model has one weight.
+    """The adapter with one change for all experts of a layer, where it has one per expert and the model has one weight.
 
-    shapes: of the model's weights, by name: of experts [experts, n, k]. An expert that the adapter leaves alone is left
-    alone. What fits no weight stays as it is.
+    shapes: the model's weights by name, [experts, n, k] for experts. An expert that the adapter does not change gets
+    zeros. A change that fits no weight stays as it is.
     """
     known = {found.groups(): name for name in shapes if (found := _TOGETHER.fullmatch(name)) and len(shapes[name]) == 3}
     groups: dict[tuple[str, str], dict[tuple[int, int], LowRank]] = defaultdict(dict)
@@ -57,7 +57,7 @@ def with_experts_together(adapter: Adapter, shapes: Mapping[str, Sequence[int]])
 
 
 def _joined(parts: Mapping[tuple[int, int], LowRank], shape: Sequence[int], halves: int) -> LowRank:
-    """One pair [experts, r, k] and [experts, n, r], of gate and up, or of the one matrix that there is."""
+    """One pair [experts, r, k] and [experts, n, r], for gate and up together or for a single matrix."""
     experts, n, k = shape
     found: list[LowRank] = []
     for which in range(halves):

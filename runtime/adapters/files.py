@@ -1,4 +1,5 @@
-"""The files of an adapter as bytes. They come from others: they may be no files, or larger than what memory is left."""
+"""Reads the files of an adapter. They are not trusted: a path may name a pipe or device, or a file larger than the
+memory."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from pathlib import Path
 from ..errors import AdapterError
 from ..executor.cpu.memory import available_bytes
 
-_SHARE = 4  # an adapter takes this times its file at most: the bytes, float32 of 16 bits, and what pools hold
+_SHARE = 4  # an adapter takes at most this many times its file: the bytes, 16-bit values as float32, and packed slots
 _LEAST = 64 << 20
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
-    """All of a regular file, which may be a link to one: hubs keep files so.
+    """All bytes of a regular file, or of a link to one (caches of model hubs hold links).
 
-    AdapterError where it is no such file (a pipe would block, a device may have no end), has more than `most` bytes
-    (None: than fit beside all else in memory), or cannot be read.
+    AdapterError if the path is no regular file (a pipe would block, a device may have no end), if it has more than
+    `most` bytes (None: more than the free memory can take), or if it cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Whether an adapter fits the room of an engine, and what it is there: A, B and the vectors that go with them."""
+"""Whether an adapter fits an engine's adapter slots, and its A, B and vectors in the engine's form."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .base_weights import BaseWeights
 
 _LEFT_OUT = {"whole": "a whole weight (modules_to_save)", "start": "a base that was changed first (PiSSA, OLoRA)"}
 _UNREAD = "icc cannot read its weight, which lies in another order"
-_ROWS = 1024  # of a weight that are read at a time
+_ROWS = 1024  # rows of a weight that are read at a time
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What an adapter is at one site, for the weight as the engine has it.
+    """The change of one site, for the weight as the engine stores it.
 
-    a [.., r, k], b [.., n, r]: y += b (a x). bias [n] is added, too; gain [n]: what the layer gives by itself is
-    multiplied by 1 + gain. None for none. float32.
+    a [.., r, k], b [.., n, r]: y += b (a x). bias [n] is added, too; gain [n]: the layer's own output is multiplied by
+    1 + gain. bias and gain are None if the adapter has none. All float32.
     """
 
     a: np.ndarray
@@ -32,8 +32,8 @@ class Applied:
 
 
 def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeights) -> None:
-    """RequestError naming the first change for which the engine has no room: of a layer without any, of a larger rank
-    or another shape, or of a kind that it cannot compute beside its own weights."""
+    """Raise RequestError for the first change that the engine has no room for: a layer without room, a rank that is too
+    large, another shape, or a kind of change that the engine cannot compute beside its own weights."""
     sites = {site.parameter: site for site in plan.sites}
     changes = spread(plan, adapter.changes, base)
     idle = idle_without_room(plan, adapter)
@@ -47,15 +47,15 @@ def check_fits(plan: AdapterPlan, called: str, adapter: Adapter, base: BaseWeigh
 
 
 def idle_without_room(plan: AdapterPlan, adapter: Adapter) -> list[str]:
-    """The weights for which an engine has no room, and needs none: an encoder's pooler, say, which training with
-    another pooling never read."""
+    """The names of weights for which an engine has no room and needs none, because their B is zero: for example an
+    encoder's pooler, if the training used another pooling."""
     known = {site.parameter for site in plan.sites}
     return [name for name, change in adapter.changes.items() if name not in known and change.is_idle]
 
 
 def check_invocation(vocab_size: int, called: str, adapter: Adapter) -> None:
-    """RequestError for an aLoRA that would never count: no prompt can have its invocation tokens. vocab_size: 0 where
-    that is not known."""
+    """Raise RequestError for an aLoRA that could never be active: no prompt can have its invocation tokens. vocab_size:
+    0 if it is not known."""
     wrong = next((one for one in adapter.invocation if one < 0 or (vocab_size and one >= vocab_size)), None)
     if wrong is not None:
         raise RequestError(
@@ -67,7 +67,7 @@ def check_invocation(vocab_size: int, called: str, adapter: Adapter) -> None:
 
 
 def _other_room(site: AdapterSite | None, change: Change) -> str:
-    """Which room for what an engine has none for could be compiled; "" if none could."""
+    """A hint which room could be compiled for a change that the engine has no room for; "" if none could."""
     if change.start is not None or (site is not None and site.table and change.magnitude is not None):
         return ""
     if change.whole is None or site is None:
@@ -77,9 +77,9 @@ def _other_room(site: AdapterSite | None, change: Change) -> str:
 
 
 def spread(plan: AdapterPlan, changes: Mapping[str, Change], base: BaseWeights) -> Mapping[str, Change]:
-    """The changes with whole embeddings and heads as those of their rows that differ from the model's, where these can
-    be told and are few; with other biases of layers as what is added to the model's; and with what changes rows of an
-    embedding also for the LM head that is the same matrix."""
+    """The changes, rewritten: a whole embedding or head becomes the rows that differ from the model's, if these can be
+    found and are few; a new bias becomes its difference from the model's; a change of rows of an embedding also applies
+    to the LM head that is the same matrix."""
     found = dict(changes)
     for site in plan.sites:
         change, called = found.get(site.parameter), f"{site.parameter.removesuffix('.weight')}.bias"
@@ -93,14 +93,14 @@ def spread(plan: AdapterPlan, changes: Mapping[str, Change], base: BaseWeights) 
             found[site.parameter] = replace(change, bias=added if change.bias is None else change.bias + added)
     for site in plan.sites:
         change, before = found.get(site.parameter), changes.get(site.parameter)
-        alone = before is None or (before.whole is not None and not before.frozen)  # PEFT ties no copy that is trained
+        alone = before is None or (before.whole is not None and not before.frozen)  # PEFT does not tie a trained copy
         if site.table and site.tied and change is not None and change.rows is not None and not alone:
             found[site.tied] = replace(found.get(site.tied, Change()), rows=change.rows)
     return found
 
 
 def _by_rows(plan: AdapterPlan, site: AdapterSite, change: Change, base: BaseWeights) -> Change:
-    """A change of a whole weight as one of rows, or as it is."""
+    """A change of a whole weight as a change of rows, if that is possible; else as it is."""
     whole = change.whole
     assert whole is not None
     if change.rows is not None or whole.shape != (site.n, site.k) or site.rows:
@@ -162,7 +162,7 @@ def _unreadable(site: AdapterSite, base: BaseWeights) -> str:
 def applied(
     plan: AdapterPlan, adapter: Adapter, base: BaseWeights, scale: float
 ) -> Iterator[tuple[AdapterSite, Applied]]:
-    """What an adapter times `scale` is, for every site that it changes. It must fit, see `check_fits`."""
+    """The change of every site that an adapter changes, times `scale`. The adapter must fit, see `check_fits`."""
     changes = spread(plan, adapter.changes, base)
     for site in plan.sites:
         change = changes.get(site.parameter)
@@ -171,7 +171,7 @@ def applied(
 
 
 def _applied(site: AdapterSite, change: Change, base: BaseWeights, scale: float) -> Applied:
-    """For the weight as the model had it."""
+    """The change of a site, for the weight as the original model has it."""
     experts = (site.experts,) if site.experts else ()
     a, b = np.zeros((*experts, 0, site.k), np.float32), np.zeros((*experts, site.n, 0), np.float32)
     if (low := change.low_rank) is not None:
@@ -200,7 +200,7 @@ def _factor(site: AdapterSite, base: BaseWeights, magnitude: np.ndarray, change:
 
 
 def _base_rows(site: AdapterSite, base: BaseWeights, first: int, count: int) -> np.ndarray:
-    """Rows of the model's own weight, float32 [count, k], without the factors that it has in the engine."""
+    """Rows of the original model's weight, float32 [count, k]: the engine's factors are divided out."""
     found = base.of_site(site, first, count)
     if site.columns:
         found = found / base.vector(site.columns)
@@ -208,13 +208,13 @@ def _base_rows(site: AdapterSite, base: BaseWeights, first: int, count: int) -> 
 
 
 def _own_bias(site: AdapterSite, base: BaseWeights) -> np.ndarray:
-    """What the model's layer adds by itself, float32 [n], without the factors that it has in the engine."""
+    """The bias of the original model's layer, float32 [n]: the engine's factors are divided out."""
     own = base.vector(site.base_bias) if site.base_bias else np.zeros(site.n, np.float32)
     return own / base.vector(site.rows) if site.rows else own
 
 
 def _of_engine(site: AdapterSite, change: Applied, base: BaseWeights) -> Applied:
-    """For the weight as the engine has it: with factors of its columns and rows."""
+    """The change, for the weight as the engine stores it: multiplied by the factors of its columns and rows."""
     if site.columns:
         change = replace(change, a=change.a * base.vector(site.columns))
     if site.rows:

@@ -1,4 +1,4 @@
-"""Reads adapters as llama.cpp has them (convert_lora_to_gguf.py): a GGUF file with A and B of each matrix."""
+"""Reads llama.cpp's adapters (convert_lora_to_gguf.py): a GGUF file with A and B of each matrix."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..format.gguf import GgufContainer, GgufTensor, read_container
 from .adapter import Adapter, Change, LowRank, side_by_side
 from .files import read_file
 
-_TABLE = "token_embd.weight"  # whose A and B llama.cpp has the other way round
+_TABLE = "token_embd.weight"  # tensors whose A and B llama.cpp stores the other way round
 _BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])  # of Q8_0
 _KNOWN = {"adapter.type", "adapter.lora.alpha", "adapter.alora.invocation_tokens"}
 
 
 @dataclass(frozen=True)
 class GgufNames:
-    """What llama.cpp calls the matrices of a model.
+    """llama.cpp's names for the matrices of a model.
 
-    architecture: of the model. tensors: by parameter, the tensors that it is, one above the other. orders: by
-    parameter, which row of the file each of its own is, int64 [rows]; where there is none, the order is the same.
-    turned: the parameters that the model has as [in, out].
+    architecture: GGUF's name of the model's architecture. tensors: for each parameter, the GGUF tensors that it stacks
+    along its rows. orders: for each parameter, which row of the file each of its rows is, int64 [rows]; without an
+    entry the order is the same. turned: the parameters that the model stores as [in, out].
     """
 
     architecture: str
@@ -37,11 +37,11 @@ class GgufNames:
 
 
 def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapter:
-    """An adapter from a GGUF file. names: of the model that it is for, None where they are not known. digest: see
+    """Read an adapter from a GGUF file. names: those of its model, None if they are not known. digest: see
     `read_adapter`.
 
-    AdapterError where the file is damaged, is no adapter, is one of another architecture, and for the first tensor that
-    belongs to nothing.
+    AdapterError if `names` is None, if the file is damaged, is no adapter or is for another architecture, and for the
+    first tensor that belongs to no matrix.
     """
     if names is None:
         raise AdapterError(
@@ -61,7 +61,7 @@ def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapt
         pairs = [factors.pop(tensor, None) for tensor in tensors]
         given = next((pair for pair in pairs if pair is not None), None)
         if given is not None:
-            none = given[0][..., :0, :], given[1][..., :0]  # of halves, which are alike, one may stay as it is
+            none = given[0][..., :0, :], given[1][..., :0]  # the two halves are alike: one may stay as it is
             parts = [none if pair is None else pair for pair in pairs]
             low_rank = _change(path, parameter, parts, alpha, names.orders.get(parameter))
             changes[parameter] = Change(low_rank=low_rank, transposed=parameter in names.turned)
@@ -78,7 +78,7 @@ def read_gguf(path: Path, names: GgufNames | None, digest: bytes = b"") -> Adapt
 
 
 def _metadata(container: GgufContainer, architecture: str) -> tuple[float, tuple[int, ...]]:
-    """Alpha, 0 where ranks do not count, and the invocation tokens (aLoRA)."""
+    """Alpha, 0 if B A is not scaled by the rank, and the invocation tokens (aLoRA)."""
     path, said = container.path, container.metadata
     if said.get("general.type") != "adapter":
         raise AdapterError(
@@ -100,7 +100,7 @@ def _metadata(container: GgufContainer, architecture: str) -> tuple[float, tuple
 
 
 def _factors(container: GgufContainer, raw: bytes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A and B by the tensor that they change."""
+    """A and B by the name of the tensor that they change."""
     pairs: dict[str, dict[str, GgufTensor]] = defaultdict(dict)
     for name, entry in container.tensors.items():
         tensor, _, which = name.rpartition(".lora_")

@@ -1,4 +1,4 @@
-"""An adapter as the pools of an engine hold it: the bytes of one slot of each."""
+"""Packs an adapter for the pools of an engine: the bytes of one slot of each pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Packed = dict[str, tuple[np.ndarray, ...]]
 
 
 def pack_slot(plan: AdapterPlan, adapter: Adapter, base: BaseWeights, scale: float = 1.0) -> Packed:
-    """An adapter times `scale`; layers that it leaves alone are zeros. It must fit, see `check_fits`."""
+    """The slot bytes of an adapter times `scale`; zeros for layers that it does not change. It must fit, see
+    `check_fits`."""
     parts: dict[str, list[tuple[int, np.ndarray]]] = {pool.weight: [] for pool in plan.pools}
     for site, change in applied(plan, adapter, base, scale):
         for pool, row, values in _matrices(site, change):
@@ -35,7 +36,7 @@ def _matrices(site: AdapterSite, change: Applied) -> Iterator[tuple[str, int, np
 
 
 def _by_rank(pool: Pool, parts: list[tuple[int, np.ndarray]]) -> Iterator[np.ndarray]:
-    """What each rank has of a slot, where they have parts; else what all have."""
+    """The part of a slot for each rank, if ranks have parts; else one slot for all."""
     shape = [pool.matrices, pool.n, pool.k]
     if pool.cuts:
         shape[pool.axis] = max(end for own in pool.cuts for _, end in own)
@@ -67,5 +68,5 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def slot_bytes(packed: Packed) -> int:
-    """Bytes of an adapter in memory."""
+    """How many bytes a packed adapter takes in memory."""
     return sum(part.nbytes for parts in packed.values() for part in parts)

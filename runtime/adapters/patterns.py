@@ -1,4 +1,4 @@
-"""Regular expressions of an adapter's configuration, which come from others: what could take long is refused."""
+"""Regular expressions of an adapter's configuration. They are not trusted: one that could take very long is refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MOST_REPEATS, _MOST_GROUPS = 3, 4
 
 
 def ends_with(name: str, pattern: str) -> bool:
-    """Whether a name of a module ends with what a pattern fits, behind a point, as PEFT has it."""
+    """Whether the end of a module's name, after a dot, matches a pattern, as PEFT tests it."""
     return len(name) <= _LONGEST_NAME and _compiled(pattern).match(name) is not None
 
 
 @lru_cache(4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """AdapterError for what is no regular expression, or one that Python may try in more ways than one can wait for:
-    they double with each choice, and a group that repeats has no bound."""
+    """Compile a pattern. AdapterError for a text that is no regular expression, or one on which Python may backtrack
+    for very long: each choice doubles the number of ways, and a group that repeats has no bound."""
     repeats, groups = len(re.findall(r"[*+?{]", pattern)), pattern.count("(")
     nested = re.search(r"\)[*+{]|\\\d", pattern)
     if len(pattern) > _LONGEST or nested or repeats > _MOST_REPEATS or groups > _MOST_GROUPS:

@@ -1,5 +1,5 @@
-"""Reads adapters that PEFT has written (github.com/huggingface/peft, Mangrulkar et al.): every key is used, or refused
-by its name."""
+"""Reads adapters that PEFT has written (github.com/huggingface/peft, Mangrulkar et al.): every key is either used or
+refused by name."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _KEY = re.compile(
     r"lora_magnitude_vector(?:\.default)?(?:\.weight)?|token_adapter\.trainable_tokens_delta(?:\.default)?|"
     r"(?:(?:modules_to_save|original_module|(?:token_adapter\.)?base_layer)(?:\.default)?\.)?(?:weight|bias))"
 )
-# In what order PEFT nests the parameters of one module: as modules of transformers make them, the first innermost.
+# The order in which PEFT nests the parameters of one module: as transformers' modules create them, the first innermost.
 _MADE = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 _NESTED = ".base_layer"
 _LARGEST = float(np.finfo(np.float32).max)
-# Where PEFT's wrappers keep a weight, or a bias, that an adapter may have.
+# Where PEFT's wrappers keep a weight or bias that an adapter may hold.
 _PLACES = ("modules_to_save", "base_layer", "token_adapter.base_layer")
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """What changes where a file of an adapter does; () where there is none."""
+    """A tuple that changes when a file of the adapter changes; () if there is no file."""
     try:
         files = [path] if path.is_file() else [path / CONFIG_FILE, path / WEIGHTS_FILE]
         return tuple(part for s in map(os.stat, files) for part in (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns))
@@ -45,12 +45,11 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def read_adapter(path: Path, names: GgufNames | None = None, digest: bytes = b"") -> Adapter:
-    """An adapter from a directory of PEFT's, or from a GGUF file, for which `names` must be known; None will do for
-    PEFT's.
+    """Read an adapter from a PEFT directory or a GGUF file. names: needed for GGUF; may be None for PEFT.
 
-    digest: of an adapter whose files have not changed since it was read; it takes as long as the rest to compute.
-    AdapterError where a file is missing or damaged, where the tuner or a field is one that icc does not do, and for the
-    first key that belongs to nothing.
+    digest: pass the known one if the files have not changed since; computing it takes as long as all else. AdapterError
+    if a file is missing or damaged, if icc does not support the tuner or a field, and for the first key that belongs to
+    nothing.
     """
     if path.is_file():
         return read_gguf(path, names, digest)
@@ -80,12 +79,12 @@ def _digest(*parts: bytes) -> bytes:
 
 
 class _KeyReader:
-    """The keys of one adapter, taken one by one."""
+    """Consumes the keys of one adapter one by one."""
 
     def __init__(self, config: LoraConfig, tensors: AdapterTensors) -> None:
         self._config, self._tensors = config, tensors
         self._parts: dict[str, dict[str, str]] = defaultdict(dict)  # module -> part -> key
-        self._levels: Counter[str] = Counter()  # how many changes of a module there are, around each other
+        self._levels: Counter[str] = Counter()  # how many changes of a module are nested
 
     def changes(self) -> Mapping[str, Change]:
         """The changes, by the names of the weights."""
@@ -107,7 +106,7 @@ class _KeyReader:
         return changes
 
     def _module(self, module: str, parts: dict[str, str]) -> dict[str, Change]:
-        """What the parts of one module say."""
+        """The changes that the parts of one module make, by the names of the weights."""
         if self._is_parameter(module, parts):
             return self._parameter(module, parts)
         given, transposed = set(parts), (self._config.fan_in_fan_out and "lora_A" in parts) or _is_scaled_table(parts)
@@ -149,7 +148,7 @@ class _KeyReader:
                 shapes = f"{list(first.shape)} and {list(second.shape)}"
                 raise AdapterError(f"{self._tensors.path}: A and B of {module} are {shapes}, which is no product")
             self._check_rank(module, first.shape[0])
-            if a == "lora_embedding_A":  # of a table [vocabulary, width]: what is added is (B A)^T
+            if a == "lora_embedding_A":  # for a table [vocabulary, width], (B A)^T is added
                 self._check_start(module, "loftq")
                 if "lora_magnitude_vector" not in parts:  # see _is_scaled_table
                     first, second = second.T, first.T
@@ -157,7 +156,7 @@ class _KeyReader:
         return None
 
     def _check_start(self, name: str, *kinds: str) -> None:
-        """That the base of what is no linear layer was not changed first as PEFT does with those."""
+        """Refuse an initialization that changes the base weight, where PEFT does that for linear layers only."""
         start = self._config.start
         if start is not None and start.kind in kinds:
             raise AdapterError(
@@ -180,9 +179,9 @@ class _KeyReader:
             )
 
     def _whole(self, module: str, parts: dict[str, str], kind: str) -> np.ndarray | None:
-        """The weight or bias that takes the place of the base's."""
+        """The weight or bias that replaces the base's; None if the adapter has none."""
         suffix = "" if kind == "weight" else ".bias"
-        if f"modules_to_save{suffix}" in parts:  # what it was before, for when the adapter is off
+        if f"modules_to_save{suffix}" in parts:  # the value before the training, for when the adapter is off
             parts.pop(f"original_module{suffix}", None)
         found: np.ndarray | None = None
         for name in (kind, *(f"{place}{suffix}" for place in _PLACES)):
@@ -209,7 +208,7 @@ class _KeyReader:
         """The parameters of a module that are targeted, the innermost first."""
         names = [target.rpartition(".") for target in self._config.target_parameters or ()]
         here = {name for owner, _, name in names if owner and f".{module}".endswith(f".{owner}")}
-        alone = {name for owner, _, name in names if not owner}  # of whatever module has such parameters
+        alone = {name for owner, _, name in names if not owner}  # of any module with such parameters
         if alone and self._levels[module] > len(here) and not self._config.targets_module(module):
             here |= alone
         if len(here) > 1 and (unknown := sorted(here.difference(_MADE))):
@@ -255,13 +254,13 @@ class _KeyReader:
 
 
 def _is_scaled_table(parts: Mapping[str, str]) -> bool:
-    """Whether a module is an embedding with magnitudes (DoRA): PEFT has one per column of a table [vocabulary, width].
-    That is a weight of [width, vocabulary] that lies turned."""
+    """Whether a module is an embedding with magnitudes (DoRA). PEFT has one magnitude per column of the table
+    [vocabulary, width], which is therefore treated as a transposed weight [width, vocabulary]."""
     return "lora_embedding_A" in parts and "lora_magnitude_vector" in parts
 
 
 def _owner(module: str) -> str:
-    """A module without the wrappers that PEFT has put around it."""
+    """A module's name without the wrappers that PEFT puts around it."""
     while module.endswith(_NESTED):
         module = module.removesuffix(_NESTED)
     return module

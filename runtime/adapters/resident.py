@@ -1,5 +1,5 @@
-"""Which adapters an engine knows, and which of them are in its slots: the least recently used makes room (S-LoRA, Sheng
-et al. 2023, arXiv:2311.03285)."""
+"""Which adapters an engine knows, and which of them are in its slots: the least recently used one is evicted (S-LoRA,
+Sheng et al. 2023, arXiv:2311.03285)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .packing import Packed, pack_slot, slot_bytes
 from .reader import read_adapter, stamp_of
 
 log = logging.getLogger("icc.adapters")
-HOST_BYTES = 2 << 30  # of adapters that are ready to be put into a slot
+HOST_BYTES = 2 << 30  # for adapters that are ready to be put into a slot
 
 
 class PoolWriter(Protocol):
-    """What writes pools; see `Device.write_pool`."""
+    """A device that can write pools; see `Device.write_pool`."""
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
         """Put `values` of any shape at byte `offset` of the pool `name`, of one rank or of all (-1)."""
@@ -42,8 +42,8 @@ class PoolWriter(Protocol):
 
 @dataclass(eq=False)
 class Loaded:
-    """An adapter in a slot, or on the way there. key: what tells it, at its scale, from any other. users: what runs
-    with it, and keeps it there."""
+    """An adapter that is in a slot or being written to one. key: identifies the adapter at its scale. users: how many
+    requests run with it; it is not evicted while there are any."""
 
     adapter: Adapter
     key: bytes
@@ -59,11 +59,11 @@ class Loaded:
 
 @dataclass(eq=False)
 class ResidentAdapters:
-    """The adapters of one executor. Thread-safe.
+    """The adapters of one executor; thread-safe.
 
-    plan: the room that there is. base: the engine's own weights. host_bytes: memory for adapters that have left their
-    slot, or are not yet in one; beyond it they are read from disk again. model: what the engine was compiled of, ""
-    where that is not known. vocab_size: of the engine, 0 where that is not known.
+    plan: the engine's room for adapters. base: the engine's own weights. host_bytes: host memory for adapters that are
+    not in a slot; others are read from disk again. model: the name of the model that the engine was compiled from, ""
+    if it is not known. vocab_size: the engine's, 0 if it is not known.
     """
 
     plan: AdapterPlan
@@ -73,8 +73,8 @@ class ResidentAdapters:
     model: str = ""
     vocab_size: int = 0
     _known: dict[str, Adapter] = field(default_factory=dict, init=False)
-    _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # the last used at the end
-    # adapters at their scales, ready to be written, with their digests; the last used at the end
+    _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # most recently used at the end
+    # packed adapters at their scales, with their digests; most recently used at the end
     _packed: OrderedDict[bytes, tuple[bytes, Packed]] = field(default_factory=OrderedDict, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
     _thread: ThreadPoolExecutor = field(init=False)
@@ -89,15 +89,16 @@ class ResidentAdapters:
 
     @property
     def resident(self) -> list[str]:
-        """The names of adapters in slots, the last used at the end; one that was replaced or removed has none."""
+        """The names of adapters in slots, the most recently used last; an adapter that was replaced or removed has no
+        name."""
         with self._lock:
             known = self._known.items()
             held = dict.fromkeys(loaded.adapter.digest for loaded in self._slots.values())
             return [name for digest in held for name, adapter in known if adapter.digest == digest]
 
     def told_as(self, key: bytes) -> str:
-        """A name for an adapter in a slot, by its key: at a scale other than 1 with some of the key, and all of the key
-        where the adapter has lost its name."""
+        """A name to show for the adapter in a slot that has this key: with a part of the key at a scale other than 1,
+        and the whole key if the adapter has lost its name."""
         with self._lock:
             loaded = self._slots.get(key)
             digest = None if loaded is None else loaded.adapter.digest
@@ -107,9 +108,9 @@ class ResidentAdapters:
             return name if key == _scaled_key(digest, 1.0) else f"{name}*{key[:4].hex()}"
 
     def add(self, name: str, path: Path) -> Adapter:
-        """Read an adapter, check that it fits, and know it by a name. One that had the name is replaced: what runs with
-        it keeps it. The adapter's own error, or RequestError where it does not fit."""
-        stamp = stamp_of(path)  # before it is read: what changes meanwhile has another then
+        """Read an adapter, check that it fits, and register it under a name. An adapter that had the name is replaced;
+        requests that run with it keep it. Raises AdapterError, or RequestError if the adapter does not fit."""
+        stamp = stamp_of(path)  # before it is read, so that a change in between is noticed
         adapter = self._read(path)
         check_fits(self.plan, name, adapter, self.base)
         check_invocation(self.vocab_size, name, adapter)
@@ -124,15 +125,15 @@ class ResidentAdapters:
         return adapter
 
     def remove(self, name: str) -> None:
-        """Forget a name; what runs with the adapter keeps it. RequestError if there is none of that name."""
+        """Forget a name; requests that run with the adapter keep it. RequestError if no adapter has the name."""
         with self._lock:
             self._check(name)
             del self._known[name]
             self._forget_unknown()
 
     def place(self, name: str, scale: float = 1.0) -> Loaded | None:
-        """The adapter times `scale` in its slot, kept there until `release`; None while it is on its way, or all slots
-        are kept by others. RequestError if there is none of that name, or it cannot be read any more."""
+        """The adapter times `scale` in its slot, kept there until `release`; None while it is being written, or while
+        all slots are in use. RequestError if no adapter has the name, or if it cannot be read any more."""
         with self._lock:
             adapter = self._check(name)
             key = _scaled_key(adapter.digest, scale)
@@ -152,26 +153,26 @@ class ResidentAdapters:
             return found
 
     def salt_of(self, name: str, scale: float, prompt: Sequence[int]) -> tuple[bytes, int]:
-        """What tells the KV of a prompt with the adapter times `scale` from that of others, and the first token that is
-        another by it: as `own_salt` and `own_from` of CachedSequence. RequestError if there is none of that name."""
+        """A salt for the KV of a prompt with the adapter times `scale`, and the first token whose KV the adapter
+        changes: `own_salt` and `own_from` of CachedSequence. RequestError if no adapter has the name."""
         with self._lock:
             adapter = self._check(name)
         begin = adapter.begin(prompt)
         return (b"", 0) if begin is None else (_scaled_key(adapter.digest, scale), begin)
 
     def release(self, loaded: Loaded) -> None:
-        """A user has ended."""
+        """Undo one `place`: a request that used the adapter has ended."""
         with self._lock:
             loaded.users -= 1
 
     def wait(self, seconds: float) -> None:
-        """Until what is on its way has arrived, at most so long."""
+        """Wait until the first adapter that is being written is in its slot, at most `seconds`."""
         with self._lock:
             pending = [loaded.writing for loaded in self._slots.values() if not loaded.writing.done()]
         if pending:
             try:
                 pending[0].result(seconds)
-            except Exception:  # `place` tells
+            except Exception:  # `place` raises the error
                 return
 
     def close(self) -> None:
@@ -187,7 +188,7 @@ class ResidentAdapters:
         return named_as(with_experts_together(read_adapter(path, names, digest), shapes), shapes)
 
     def _gguf_names(self) -> GgufNames | None:
-        """What llama.cpp calls the weights of the sites."""
+        """llama.cpp's names for the weights of the sites; None if they are not known."""
         if not self.plan.gguf:
             return None
         named = [site for site in self.plan.sites if site.gguf]
@@ -213,7 +214,7 @@ class ResidentAdapters:
         return None
 
     def _write(self, adapter: Adapter, scale: float, slot: int) -> None:
-        """In the thread that loads."""
+        """Write an adapter into a slot; runs in the loading thread."""
         key = _scaled_key(adapter.digest, scale)
         with self._lock:
             _, packed = self._packed.get(key, (b"", None))
@@ -238,12 +239,12 @@ class ResidentAdapters:
             self._packed.popitem(last=False)
 
     def _forget_unknown(self) -> None:
-        """Let go of what no name stands for any more."""
+        """Drop adapters that have no name any more."""
         known = {adapter.digest for adapter in self._known.values()}
         for key in [key for key, (digest, _) in self._packed.items() if digest not in known]:
             del self._packed[key]
 
 
 def _scaled_key(digest: bytes, scale: float) -> bytes:
-    """What tells an adapter at a scale from any other: its digest, where the scale is its own."""
+    """The key of an adapter at a scale: its digest if the scale is 1."""
     return digest if scale == 1.0 else hashlib.blake2b(digest + struct.pack("<d", scale), digest_size=32).digest()

@@ -19,7 +19,7 @@ _DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """A tensor in the header; offsets count from the end of the header."""
+    """A tensor's entry in the header; offsets in bytes from the end of the header."""
 
     dtype: str
     shape: list[int]
@@ -30,7 +30,7 @@ class AdapterTensors:
     """The tensors of one file by name. `raw` is all of the file."""
 
     def __init__(self, path: Path) -> None:
-        """AdapterError where the file cannot be read, or is not what it says."""
+        """AdapterError if the file cannot be read or its header is wrong."""
         self.path = path
         self.raw = read_file(path)
         size = int.from_bytes(self.raw[:8], "little")
@@ -51,17 +51,17 @@ class AdapterTensors:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, as the file has them."""
+        """The names of all tensors in the file."""
         return list(self._entries)
 
     def load(self, name: str) -> np.ndarray:
-        """One tensor as float32, in the shape that the file tells. AdapterError where a value is not finite."""
+        """One tensor as float32, in the shape that the header states. AdapterError if a value is not finite."""
         entry = self._entries[name]
         dtype, (first, _) = _DTYPES[entry.dtype], entry.data_offsets
         found = np.frombuffer(self.raw, dtype, prod(entry.shape), self._start + first).reshape(entry.shape)
         if entry.dtype == "BF16":
             found = bf16_values(found)
-        with np.errstate(over="ignore"):  # of float64, which is told below
+        with np.errstate(over="ignore"):  # float64 values; refused below
             values = found.astype(np.float32)
         if not np.isfinite(values).all():
             raise self._damaged(f"tensor {name!r} has values that are not finite")
@@ -80,8 +80,8 @@ class AdapterTensors:
             raise self._damaged(f"tensor {name!r} is not {length} bytes of it")
 
     def _check_order(self) -> None:
-        """That each byte belongs to one tensor, as the format has it: many that share bytes would fill the memory, and
-        of two that have one name the first is lost."""
+        """Check that each byte belongs to exactly one tensor, as the format requires: many tensors that share bytes
+        could fill the memory, and of two with the same name the first would be lost."""
         end = 0
         for name, entry in sorted(self._entries.items(), key=lambda item: item[1].data_offsets):
             if entry.data_offsets[0] != end:

@@ -12,20 +12,20 @@ from .scheduled import ScheduledBatch, ScheduledSequence
 class DeclaredRows:
     """The arrays of `Program.inputs` for the largest possible step; `pack` fills their beginnings.
 
-    A token has the row that its sequence gives for its position, or `fill` where it gives none. What is added to a step
-    (`PackedBatch.pad`) has `fill`: outside of the last step's tokens nothing else is ever left.
+    A token gets the row that its sequence gives for its position, or `fill` if it gives none. Padding
+    (`PackedBatch.pad`) has `fill` too, because all rows outside the current step's tokens are always `fill`.
     """
 
     def __init__(self, declared: Sequence[BatchArray], arrays: Mapping[str, Any]) -> None:
-        """arrays: contiguous buffers by name, zeroed, where the device reads them."""
+        """arrays: zeroed contiguous buffers by name, which the device reads."""
         self._inputs = [(array, memoryview(arrays[array.name]).cast("B")) for array in declared]
-        self._given = 0  # rows that may be other than `fill`, in all arrays
+        self._given = 0  # number of rows, in all arrays, that may differ from `fill`
         for array, view in self._inputs:
             if any(array.fill_row):
                 _fill(view, array, 0, len(view) // array.row_bytes)
 
     def pack(self, batch: ScheduledBatch) -> None:
-        """Fill the arrays with what the sequences of a step give for the tokens that run in it."""
+        """Fill the arrays with the rows that a step's sequences give for its tokens."""
         if not self._inputs or not (self._given or any(sequence.extras for sequence in batch.sequences)):
             return
         for array, view in self._inputs:
@@ -39,7 +39,7 @@ class DeclaredRows:
 
 
 def _rows(array: BatchArray, sequence: ScheduledSequence) -> bytes:
-    """What a sequence gives for its tokens in a step: of the last ones perhaps nothing."""
+    """A sequence's rows for its tokens in a step; it may end early, with no rows for the last tokens."""
     rows, size, start = sequence.extras.get(array.name, b""), array.row_bytes, sequence.start
     if not rows or sequence.draft is None:
         return rows[start * size : (start + len(sequence.token_ids)) * size]
@@ -48,5 +48,5 @@ def _rows(array: BatchArray, sequence: ScheduledSequence) -> bytes:
 
 
 def _fill(view: memoryview, array: BatchArray, start: int, end: int) -> None:
-    """Rows start .. end - 1 as nobody gives them."""
+    """Set rows start .. end - 1 to the fill row."""
     view[start * array.row_bytes : end * array.row_bytes] = array.fill_row * (end - start)

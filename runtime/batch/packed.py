@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-# of a buffer's elements; floats of 16 bits are seen as bits
+# memoryview formats of the elements; 16-bit floats as raw bits
 CODES: dict[str, Literal["i", "f", "H", "b", "B"]] = {
     "i32": "i", "f32": "f", "bf16": "H", "f16": "H", "i8": "b", "u8": "B",
 }  # fmt: skip
 
 
 def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, np.ndarray]:
-    """Zeroed arrays of the largest step, by name."""
+    """Zeroed arrays for the largest possible step, by name, each of its declared shape."""
     return {array.name: np.zeros(limits.shape(array), CODES[array.dtype]) for array in arrays}
 
 
 def plain_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, memoryview[Any]]:
-    """Zeroed memory of the largest step's arrays by name, as `host_arrays` but without numpy: flat, of their element
-    types."""
+    """Zeroed memory for the largest step's arrays by name, as `host_arrays` but without numpy: flat views of the
+    element type."""
     return {array.name: zeroed(limits.nbytes(array)).cast(CODES[array.dtype]) for array in arrays}
 
 
@@ -44,11 +44,11 @@ def zeroed(nbytes: int) -> memoryview:
 class PackedBatch:
     """The arrays of `INPUTS` for the largest possible step; `pack` fills their beginnings.
 
-    In a group that holds states, slot_mapping[t] is the block that is left with the state behind token t, or -1.
-    Of a sequence's block table in a group only the first `ceil(context_lens[s] / block_size)` entries mean something,
-    and of these only those that it still has; logit_rows ascend. Trees of guesses: positions tell depths, and a context
-    length counts the places in the cache; parents are indices into the batch, -1 outside of trees; tree_masks have bit
-    i of 64 set where a token sees its sequence's token i, and no bit outside of trees.
+    In a group that holds states, slot_mapping[t] is the block that receives the state after token t, or -1. Only the
+    first `ceil(context_lens[s] / block_size)` entries of a sequence's block table are valid, except those of blocks
+    that were given back; logit_rows ascend. For trees of draft tokens, positions follow the depths, and a context
+    length counts cache slots; parents are indices into the batch, -1 outside trees; tree_masks (64 bits) have bit i set
+    if a token sees its sequence's token i, and no bit outside trees.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class PackedBatch:
         states: Collection[int] = (),
         places: Mapping[int, Places] | None = None,
     ) -> None:
-        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie, as contiguous buffers;
-        others are made here. states: the numbers of the groups that hold states. places: the policies of those that
-        evict, by number."""
+        """block_sizes: tokens per block of each KV group. arrays: contiguous buffers to use for some arrays, by name;
+        others are allocated here. states: the indices of the groups that hold states. places: by index, the policies of
+        the groups that evict."""
         self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
         self.places = dict(places or {})
         given = arrays or {}
@@ -75,11 +75,11 @@ class PackedBatch:
         self._slots, self._moves = (_parts(flat[name], limits.groups) for name in ("slot_mapping", "moves"))
         self._tables = [_parts(row, limits.groups) for row in _parts(flat["block_tables"], limits.seqs)]
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
-        self.has_trees = True  # in arrays that nobody has filled there may be anything
-        self._rows: list[tuple[tuple[int, ...], ...] | None] = [None] * limits.seqs  # what block_tables holds
+        self.has_trees = True  # buffers from outside may hold anything
+        self._rows: list[tuple[tuple[int, ...], ...] | None] = [None] * limits.seqs  # tables in block_tables
 
     def pack(self, batch: ScheduledBatch) -> None:
-        """Fill the arrays. The batch must be within the limits given when they were made."""
+        """Fill the arrays with a batch, which must be within `limits`."""
         self.num_moves = batch.num_moves
         for group, upkeep in enumerate(batch.upkeep):
             if upkeep.moves:
@@ -117,9 +117,9 @@ class PackedBatch:
         _put(self._logit_rows, 0, rows)
 
     def pad(self, size: StepSize) -> None:
-        """Enlarge a step to these sizes. Added tokens have no slot, added sequences no context; added logit rows repeat
-        the last token. In a decode step each added sequence has one token; otherwise the last sequence has all added
-        tokens."""
+        """Pad a step to these sizes. Added tokens have no slot, added sequences no context; added logit rows repeat the
+        last token. If as many tokens as sequences are added, each added sequence has one token; otherwise the last
+        sequence has all added tokens."""
         tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_logit_rows
         _fill(self._token_ids, tokens, size.tokens, 0)
         _fill(self._positions, tokens, size.tokens, 0)
@@ -136,7 +136,8 @@ class PackedBatch:
         self.num_tokens, self.num_seqs, self.num_logit_rows = size
 
     def pad_moves(self) -> None:
-        """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""
+        """Pad the moves to a multiple of MOVES_MULTIPLE, so that few different counts occur: the last move is repeated,
+        which changes nothing."""
         have, count = self.num_moves, -(-self.num_moves // MOVES_MULTIPLE) * MOVES_MULTIPLE
         if have:
             for moves in self._moves:
@@ -144,7 +145,7 @@ class PackedBatch:
             self.num_moves = count
 
     def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
-        """Positions and parents of the guesses behind the token at `at`."""
+        """Write positions, parents and masks of the draft tokens after the token at index `at`."""
         _put(self._positions, at + 1, [start + depth for depth in draft.depths()])
         _put(self._parents, at + 1, [at + 1 + parent for parent in draft.parents])
         masks = [1]
@@ -154,17 +155,17 @@ class PackedBatch:
         self._tree_masks[2 * at : 2 * (at + len(masks))] = memoryview(halves).cast("i")
 
     def _pack_tables(self, index: int, tables: tuple[tuple[int, ...], ...]) -> None:
-        """The block tables of a sequence, as far as they have changed."""
+        """Write those block tables of a sequence that have changed."""
         before = self._rows[index]
         for group, table in enumerate(tables):
             if before is None or before[group] is not table:
-                # nothing is used of a block that was given back, but it may be fetched
+                # a kernel may read a block that was given back, but does not use its values
                 held = table if NO_BLOCK not in table else [max(block, 0) for block in table]
                 _put(self._tables[index][group], 0, held)
         self._rows[index] = tables
 
     def _pack_one(self, index: int, at: int, token_id: int, sequence: ScheduledSequence) -> None:
-        """A sequence of one token: as a chunk of it, but quicker."""
+        """Write a sequence of one token: as `_pack_chunk`, but faster."""
         self._token_ids[at] = token_id
         self._positions[at] = start = sequence.start
         tables = self._tables[index]
@@ -174,7 +175,7 @@ class PackedBatch:
             self._slots[group][at] = block if group in self.states else block * size + place % size
 
     def _place(self, group: int, sequence: ScheduledSequence) -> int:
-        """Where its first token goes; the others of a step follow."""
+        """The cache position of its first token in the step; the other tokens follow it."""
         policy = self.places.get(group)
         return sequence.start if policy is None else policy.place(sequence.start, sequence.prompt)
 
@@ -195,13 +196,13 @@ class PackedBatch:
 
 
 def _flat(given: Any) -> memoryview:
-    """A contiguous buffer of 32-bit elements as integers, in one dimension."""
+    """A one-dimensional int32 view of a contiguous buffer of 32-bit elements."""
     view = memoryview(given)
     return view.cast("B").cast("i") if view.nbytes else memoryview(array("i"))
 
 
 def _parts(view: memoryview, count: int) -> list[memoryview]:
-    """The view in `count` equal parts."""
+    """The view split into `count` equal parts."""
     size = len(view) // count
     return [view[size * number : size * (number + 1)] for number in range(count)]
 
@@ -216,7 +217,7 @@ def _fill(view: memoryview, start: int, end: int, value: int) -> None:
 
 
 def _slots_of(table: memoryview, start: int, end: int, block_size: int) -> array[int]:
-    """The slots of positions start .. end - 1: runs of them lie in one block."""
+    """The slots of positions start .. end - 1, computed block by block."""
     slots: array[int] = array("i")
     while start < end:
         number, offset = divmod(start, block_size)

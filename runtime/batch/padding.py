@@ -1,4 +1,4 @@
-"""To which sizes the steps of a launch plan are padded, so that few CUDA graphs serve all of them."""
+"""The sizes to which steps of a launch plan are padded, so that few CUDA graphs serve all steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import NamedTuple
 from ..format.batch import BatchLimits
 from ..format.plan import Phase
 
-# Tokens of a step whose launches take longer to give than to run, so that a graph pays. Larger ones run as they are.
+# Up to this many tokens, launching the kernels takes longer than running them, so that a graph pays. Larger steps are
+# not padded.
 GRAPHED = 512
 
 
 class StepSize(NamedTuple):
-    """Tokens, sequences and logit rows of a step."""
+    """The numbers of tokens, sequences and logit rows of a step."""
 
     tokens: int
     seqs: int
@@ -20,9 +21,9 @@ class StepSize(NamedTuple):
 
 
 def padded_size(phase: Phase, size: StepSize, limits: BatchLimits) -> StepSize:
-    """A decode step is as large as its phase; of mixed steps there are four token counts per doubling, and sequences
-    are powers of two, as are logit rows unless guesses are verified. Never more rows than tokens: buffers hold no more.
-    None where there are none: then nothing is done for them.
+    """The padded size of a step. A decode step gets the size of its phase. A mixed step gets one of four token counts
+    per doubling, and a power of two for sequences and, unless draft tokens are verified, for logit rows. There are
+    never more rows than tokens, because buffers hold no more. A step without logit rows keeps 0.
     """
     if phase.decode:
         most = phase.max_tokens
@@ -30,7 +31,7 @@ def padded_size(phase: Phase, size: StepSize, limits: BatchLimits) -> StepSize:
     if size.tokens > GRAPHED:
         return size
     tokens = min(_quarter(size.tokens), phase.max_tokens)
-    spare = size.seqs + (tokens > size.tokens)  # one sequence has all the added tokens
+    spare = size.seqs + (tokens > size.tokens)  # one more sequence holds the added tokens
     seqs = min(1 << (spare - 1).bit_length(), limits.seqs)
     rows = 0 if not size.rows else seqs if size.rows <= seqs else _quarter(size.rows)
     return StepSize(tokens, seqs, min(rows, tokens, limits.logit_rows))

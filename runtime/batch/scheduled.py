@@ -1,6 +1,7 @@
-"""What the scheduler hands to the executor, and what comes back: frozen, plain integers and tuples.
+"""The records that the scheduler passes to the executor, and the results: immutable, plain integers and tuples.
 
-What there is one of per sequence and step is a named tuple: it is made in a quarter of a frozen dataclass's time.
+Records that are made per sequence and step are named tuples: making one takes a quarter of the time of a frozen
+dataclass.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from typing import NamedTuple
 
 from ..kv.upkeep import Upkeep
 
-# What a request gives per token besides its ids, by the name of an input of the program: rows as they lie in memory,
-# one after the other, of as many of its first tokens as it likes. Nobody here looks into them.
+# A request's inputs per token besides the ids, by the name of an input of the program: the bytes of consecutive rows,
+# for any number of its first tokens. The scheduler does not interpret them.
 Extras = Mapping[str, bytes]
 NO_EXTRAS: Extras = MappingProxyType({})
 
 
 def pending_token(row: int) -> int:
-    """Stands for the token that the step before samples from its logit row `row`; negative, unlike token ids."""
+    """A placeholder for the token that the previous step samples from its logit row `row`; negative, unlike token
+    ids."""
     return -1 - row
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guesses of a request's next tokens, as a tree that a step verifies.
+    """Draft tokens ("guesses") for a request, as a tree that a step verifies.
 
-    `parents[i]` is the guess that guess i follows, an index below i, or -1 where it follows the request's last token.
+    `parents[i]` is the index of the guess that guess i follows, below i, or -1 if it follows the request's last token.
     Guesses that follow the same token differ.
     """
 
@@ -37,7 +39,7 @@ class Draft:
 
     @classmethod
     def chain(cls, token_ids: Sequence[int]) -> Draft:
-        """Each guess follows the one before."""
+        """A draft in which each guess follows the one before."""
         return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
     def __len__(self) -> int:
@@ -49,14 +51,15 @@ class Draft:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def depths(self) -> list[int]:
-        """How many tokens after the request's last one each guess is, from 1."""
+        """The depth of each guess: how many tokens it comes after the request's last token, from 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
     def is_sound(self, vocab_size: int) -> bool:
-        """Whether it has guesses, all of them tokens, each behind a guess before it or behind the last token."""
+        """Whether the draft is not empty, all its guesses are token ids, and each follows an earlier guess or the last
+        token."""
         follows = all(-1 <= parent < guess for guess, parent in enumerate(self.parents))
         return (
             follows
@@ -65,7 +68,7 @@ class Draft:
         )
 
     def first_chain(self) -> Draft:
-        """The guesses that follow one another from the first one on."""
+        """The draft reduced to one chain, which starts at the first guess."""
         if self.is_chain:
             return self
         kept: list[int] = []
@@ -91,17 +94,17 @@ class ScheduledSequence(NamedTuple):
     """The part of one request that runs in a step.
 
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
-    cache, as far as it is read. `block_tables` has a table for each KV group: position p lives in block
-    `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
-    more. In a group that holds states, the one that is read is that of position start - 1, and states are left only
-    behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
-    the sequence does), or with `first_row` those of the first one. prompt: how many tokens it began with; in a group
-    that evicts, a position has the place that its policy says in the table (kv/places.py). extras: of the request, for
-    all of its tokens. beam: which of the request's sequences it is, where a request goes on in several ways.
+    cache, except what no layer reads any more. `block_tables` has a table for each KV group: position p lies in block
+    `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK if no layer of the group reads that block
+    any more. In a group that holds states, the state of position start - 1 is read, and states are stored only after
+    tokens that are not guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before the
+    sequence does), or with `first_row` those of the first token. prompt: the length of the prompt in tokens; in a group
+    that evicts, the policy maps a position to its place in the table (kv/places.py). extras: those of the request, for
+    all of its tokens. beam: the index of this sequence among the request's beams.
 
-    With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
-    guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
-    goes where the order in `token_ids` says, until the accepted ones are moved.
+    With a `draft`, `token_ids` are the request's last token followed by the guesses, and the logits of all are wanted.
+    A guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
+    is stored in the order of `token_ids`, until the accepted guesses are moved.
     """
 
     request_id: int
@@ -117,23 +120,24 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Places in the cache that are written after the step; without guesses, the tokens in it."""
+        """How many slots of the cache are filled after the step; without guesses, this is the sequence's number of
+        tokens."""
         return self.start + len(self.token_ids)
 
     @property
     def num_known(self) -> int:
-        """Tokens that are no guesses."""
+        """The number of tokens that are not guesses."""
         return len(self.token_ids) - (len(self.draft) if self.draft is not None else 0)
 
     @property
     def is_tree(self) -> bool:
-        """Whether it verifies guesses that do not all follow one another."""
+        """Whether it verifies a draft with branches."""
         return self.draft is not None and not self.draft.is_chain
 
 
 class ScheduledBatch(NamedTuple):
-    """One step. Logit rows come in the order of the sequences. Before anything else comes the `upkeep` of each KV
-    group; without any, nothing is due. All groups make the same moves.
+    """One step. Logit rows are in the order of the sequences. The `upkeep` of each KV group (() if there is none) is
+    done first. All groups make the same moves.
     """
 
     sequences: tuple[ScheduledSequence, ...]
@@ -156,11 +160,12 @@ class ScheduledBatch(NamedTuple):
 
     @property
     def num_logit_rows(self) -> int:
-        """Rows of logits that are wanted, of all sequences."""
+        """The number of logit rows that are wanted, over all sequences."""
         return sum(sequence.num_logits for sequence in self.sequences)
 
     def last_rows(self) -> dict[int, int]:
-        """The number of the last logit row of each request that has any."""
+        """By request id, the index of the request's last logit row in the step; requests without logit rows are left
+        out."""
         found, row = {}, -1
         for sequence in self.sequences:
             row += sequence.num_logits
@@ -170,18 +175,18 @@ class ScheduledBatch(NamedTuple):
 
 
 class Verdict(Enum):
-    """What follows from a step's logits for one request."""
+    """What the sampler decides about one request after a step."""
 
     CONTINUE = "continue"
     STOP = "stop"
-    ERROR = "error"  # its logits are not numbers: its KV must not be reused, and is zeroed
+    ERROR = "error"  # its logits are not finite: its KV must not be reused, and is zeroed
 
 
 class StepOutcome(NamedTuple):
-    """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled.
+    """The tokens sampled for one request whose logits the step computed. `token_id` is None if nothing was sampled.
 
     `accepted` are the guesses of its draft that were sampled before it, each following the one before: their tokens
-    come first, then `token_id`. beam: of the request's sequences, the one that the logits are of.
+    come first, then `token_id`. beam: the index of the sequence that the logits belong to, among the request's beams.
     """
 
     request_id: int
@@ -192,7 +197,7 @@ class StepOutcome(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A request that ended. `reason` is "stop", "length", "error" or "abort"."""
+    """A request that has ended; `reason` is "stop", "length", "error" or "abort"."""
 
     request_id: int
     reason: str

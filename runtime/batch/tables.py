@@ -1,4 +1,4 @@
-"""Block tables without a scheduler, for steps that are run to be timed."""
+"""Block tables made without a scheduler, for steps that are only timed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from ..kv.config import GroupConfig
 
 
 def plain_tables(groups: Sequence[GroupConfig], num_tokens: int, *before: int) -> tuple[tuple[int, ...], ...]:
-    """Tables for so many tokens in each KV group; `before` are the lengths of sequences that have the blocks before.
+    """A table of blocks for `num_tokens` tokens in each KV group; `before`: the lengths in tokens of the sequences that
+    use the blocks before these.
 
-    Where there are no more blocks they begin anew, on which the time does not depend.
+    When the blocks run out, the numbers start again at 0, which does not change the time of a step.
     """
     tables = []
     for group in groups:

@@ -13,9 +13,10 @@ from .terminal import Terminal
 
 
 def chat(llm: LLM, system: str = "", settings: dict[str, Any] | None = None, markdown: bool = True) -> int:
-    """Hold a conversation with a model until the user leaves: the exit code. settings: see `Session`.
+    """Hold a conversation with a model until the user leaves, and return the exit code. settings: see `Session`.
 
-    That is 0 at a terminal; through a pipe, that of the last line that failed. IccError if there can be none.
+    The exit code is 0 at a terminal; through a pipe it is that of the last line that failed. IccError if the engine
+    cannot hold a conversation.
     """
     session, terminal = Session(llm, system, settings), Terminal(markdown)
     if terminal.interactive:
@@ -40,7 +41,7 @@ def chat(llm: LLM, system: str = "", settings: dict[str, Any] | None = None, mar
 
 
 def _take(session: Session, terminal: Terminal, line: str) -> bool:
-    """Do what a line says; False if that is to leave."""
+    """Handle one line of input; False if it is the command to leave."""
     if not line.strip():
         return True
     if line.startswith("/") and not line.startswith("//"):

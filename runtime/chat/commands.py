@@ -15,10 +15,10 @@ from .session import SETTINGS, Session
 
 
 class Next(Enum):
-    """What comes after a command."""
+    """What the conversation does after a command."""
 
-    READ = "read"  # the next line
-    ANSWER = "answer"  # the model, once more
+    READ = "read"  # read the next line
+    ANSWER = "answer"  # let the model answer again
     LEAVE = "leave"
 
 
@@ -31,7 +31,8 @@ class _Command:
 
 
 def run_command(session: Session, line: str) -> tuple[Next, str]:
-    """Run a line that begins with a slash: what comes next, and what there is to say. IccError if that failed."""
+    """Run a line that begins with a slash; returns what to do next and a message for the user. IccError if it
+    failed."""
     name, _, argument = line[1:].partition(" ")
     for command in _COMMANDS:
         if name.lower() in command.names:

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class History:
-    """A system message, if there is one, and the turns: a user's message and what follows it, up to the next."""
+    """An optional system message and the turns. A turn is a user's message and all messages up to the next one."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -23,12 +23,12 @@ class History:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as a template takes it."""
+        """All messages in order, as a chat template takes them."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *(message for turn in self.turns for message in turn)]
 
     def ask(self, text: str) -> None:
-        """Begin a turn with what the user said."""
+        """Begin a turn with a user's message."""
         self.turns.append([{"role": "user", "content": text}])
 
     def answer(self, text: str) -> None:
@@ -36,7 +36,7 @@ class History:
         self.turns[-1].append({"role": "assistant", "content": text})
 
     def unanswered(self) -> bool:
-        """Take back the last turn's answer, so that it can be given anew; False if there is no turn."""
+        """Remove the answer of the last turn, so that the model can answer again; False if there is no turn."""
         if not self.turns:
             return False
         del self.turns[-1][1:]
@@ -47,7 +47,7 @@ class History:
         del self.turns[-1:]
 
     def forget_oldest(self) -> bool:
-        """Forget the oldest turn, unless it is the last; whether there was one."""
+        """Forget the oldest turn, unless it is the only one; False in that case."""
         if len(self.turns) < 2:
             return False
         del self.turns[0]
@@ -60,7 +60,8 @@ class History:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def save(self, file: Path) -> None:
-        """Write the messages as JSON, as OpenAI's API has them, or leave an old file as it was. UsageError."""
+        """Write the messages as JSON in the form of OpenAI's API; an old file stays if this fails. UsageError if it
+        fails."""
         text = json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1) + "\n"
         stage = file.with_name(f".{file.name}.{os.getpid()}.partial")
         try:
@@ -74,7 +75,8 @@ class History:
 
     @classmethod
     def load(cls, file: Path) -> History:
-        """A conversation of a file that `save` wrote, or that holds a list of messages. UsageError."""
+        """Read a conversation from a file that `save` wrote, or that holds a list of messages. UsageError if it is
+        neither."""
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer, and nothing else."""
+"""Makes Ctrl-C stop an answer and nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import FrameType, TracebackType
 
 
 class Interrupt:
-    """Within its block, Ctrl-C is only noted, so that a step ends as it should and the engine keeps what it has
-    computed. The second one is a KeyboardInterrupt, should a step never end."""
+    """Within its `with` block the first Ctrl-C only sets `asked`, so that the current step completes and the engine
+    keeps its cache. A second one raises KeyboardInterrupt, in case a step never ends."""
 
     def __init__(self) -> None:
         self._asked = False

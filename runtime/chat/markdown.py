@@ -1,4 +1,4 @@
-"""Markdown that is shown while it is written: what is finished stays, the block at the end is drawn anew."""
+"""Shows Markdown while it is generated: finished blocks stay, the last block is drawn again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-_EVERY_S = 0.08  # between two drawings
+_EVERY_S = 0.08  # seconds between two drawings
 _FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
-# a line that can only begin a new block: nothing indented and no list item, which may go on with what is above
+# a line that can only begin a new block: no indented line and no list item, for these may continue the block above
 _BEGINS = re.compile(r"\n[ \t]*\n(?=[^\s\-*+\d>|])")
 
 
 def finished(text: str) -> int:
-    """How many characters of a Markdown text, as far as it is written, no longer change by what follows."""
+    """How many characters of an incomplete Markdown text are rendered the same whatever text follows."""
     for match in reversed(list(_BEGINS.finditer(text))):
         if len(_FENCE.findall(text, 0, match.start())) % 2 == 0:
             return match.end()
@@ -25,7 +25,7 @@ def finished(text: str) -> int:
 
 
 class MarkdownStream:
-    """One text on a terminal."""
+    """Shows one text on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -34,7 +34,7 @@ class MarkdownStream:
         self._live.start()
 
     def write(self, piece: str) -> None:
-        """Take a piece of the text. What is complete is printed and stays; the rest is drawn again, a few times per
+        """Take the next part of the text. Complete blocks are printed and stay; the rest is drawn again a few times per
         second."""
         self._rest += piece
         if time.monotonic() - self._drawn < _EVERY_S:
@@ -48,13 +48,13 @@ class MarkdownStream:
         self._drawn = time.monotonic()
 
     def close(self) -> None:
-        """Show what is left, and leave it there."""
+        """Print the rest of the text."""
         self._live.update(Markdown(self._rest), refresh=False)
         self._live.stop()
 
 
 class _End:
-    """The last lines of a block that is higher than the terminal."""
+    """Renders the last lines of a block that is higher than the terminal."""
 
     def __init__(self, text: str) -> None:
         self._text = text

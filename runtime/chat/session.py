@@ -1,4 +1,4 @@
-"""Session: a conversation with a model; what does not fit its context any more is forgotten, and said to be."""
+"""Session: a conversation with a model; turns that no longer fit its context are forgotten, and the user is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..llm import LLM
 from ..requests.params import SamplingParams
 from .history import History
 
-# what /set takes; the rest of SamplingParams is for programs
+# the parameters that /set accepts; the others of SamplingParams are for programs
 SETTINGS = tuple(
     field.name
     for field in fields(SamplingParams)
@@ -22,8 +22,8 @@ SETTINGS = tuple(
 
 @dataclass(frozen=True)
 class SpokenAnswer:
-    """What the model said. reason: as in Completion, "abort" if it was stopped. cached: of the prompt's tokens, those
-    that were found in the prefix cache. forgotten: turns that were dropped to make room."""
+    """The model's answer. reason: as in Completion, "abort" if the user stopped it. cached: how many tokens of the
+    prompt were found in the prefix cache. forgotten: how many turns were dropped so that the answer has room."""
 
     text: str
     reason: str
@@ -36,10 +36,10 @@ class SpokenAnswer:
 
 
 class Session:
-    """One conversation. `settings` are the SamplingParams that were given; what they leave out is the model's."""
+    """One conversation. `settings` are the SamplingParams that the user set; for others the model's defaults hold."""
 
     def __init__(self, llm: LLM, system: str = "", settings: dict[str, Any] | None = None) -> None:
-        """RequestError if the engine has no chat template, or one that cannot be used; or if a setting is invalid."""
+        """RequestError if the engine has no usable chat template, or if a setting is invalid."""
         if llm.prompting.template is None:
             raise RequestError(
                 "the engine has no chat template", "icc run --raw completes a text as it is", field="messages"
@@ -53,7 +53,8 @@ class Session:
             self.set(name, value)
 
     def set(self, name: str, value: Any) -> None:
-        """Change how answers are sampled; None: as the model says. UsageError or RequestError."""
+        """Change a sampling parameter; None restores the model's default. UsageError or RequestError if it is
+        refused."""
         if name not in SETTINGS:
             raise UsageError(f"{name} is no setting", f"settings: {', '.join(SETTINGS)}")
         changed = {**self.settings, name: value}
@@ -63,23 +64,24 @@ class Session:
 
     @property
     def context(self) -> int:
-        """How many tokens the conversation may take."""
+        """How many tokens the conversation may have."""
         return self._limit
 
     def defaults(self) -> dict[str, Any]:
-        """What holds where nothing is set, as far as the model says it."""
+        """The model's defaults of the parameters that /set accepts, if it states any."""
         params = self._resolved(SamplingParams(), 0)
         return {name: getattr(params, name) for name in SETTINGS if name != "max_tokens"}
 
     def ask(self, text: str, show: Callable[[str], object], stopped: Callable[[], bool]) -> SpokenAnswer:
-        """Say something and get the answer; see `answer`. What cannot be answered was not said."""
+        """Add a user's message and get the answer, see `answer`. A message that cannot be answered is removed again."""
         self.history.ask(text)
         return self.answer(show, stopped)
 
     def answer(self, show: Callable[[str], object], stopped: Callable[[], bool]) -> SpokenAnswer:
-        """Answer what was said last: `show` gets the text as it comes, `stopped` is asked after every step.
+        """Answer the last message: `show` gets the text as it is generated, `stopped` is called after every step.
 
-        RequestError if it does not fit the context, even alone, or if the template refuses it; it is taken back then.
+        RequestError if the message does not fit the context, even alone, or if the template refuses it; it is then
+        removed.
         """
         start = time.perf_counter()
         try:
@@ -100,7 +102,7 @@ class Session:
                     self._llm.driver.abort(task)
         finally:
             self._llm.driver.abort(task)
-            for output in generation.outputs:  # what was held back
+            for output in generation.outputs:  # text that was held back
                 show(output.text)
             if "".join(generation.pieces):
                 self.history.answer("".join(generation.pieces))
@@ -127,10 +129,10 @@ class Session:
         return SamplingParams(**self.settings, max_tokens=max(self._limit - prompt_tokens, 1))
 
     def _fit(self) -> tuple[list[int], int]:
-        """The prompt, and how many turns were forgotten so that an answer has room.
+        """The prompt's token ids, and how many turns were forgotten so that an answer has room.
 
-        Once one has to go, so many go that half of the context is free: the turns after it find the rest in the prefix
-        cache, which every change at the beginning makes useless.
+        If a turn must be forgotten, as many are forgotten as leave half of the context free: each change at the
+        beginning makes the prefix cache useless, so changes should be rare.
         """
         prompt, forgotten = self._encoded(), 0
         room = min(self.settings.get("max_tokens", self._limit), max(self._limit // 4, 1))

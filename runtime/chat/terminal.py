@@ -1,4 +1,4 @@
-"""Where a conversation is held: a terminal with Markdown, one without, or a pipe."""
+"""Input and output of a conversation: a terminal with Markdown, one without, or a pipe."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Shown(Protocol):
     """An answer that is being written."""
 
     def write(self, piece: str) -> None:
-        """Show a further piece of the answer."""
+        """Show the next part of the answer."""
         ...
 
     def close(self) -> None:
-        """The answer is whole, or was interrupted."""
+        """End the answer, which is complete or was interrupted."""
         ...
 
 
 class Terminal:
-    """Reads lines and shows answers. Through a pipe, standard output gets the answers alone: there are no prompts, and
-    what else there is to say goes to standard error.
+    """Reads lines and shows answers. Through a pipe, standard output gets the answers only: there are no prompts, and
+    all other messages go to standard error.
 
     markdown: show answers as Markdown, where there is a terminal and rich is installed.
     """
@@ -63,7 +63,7 @@ class Terminal:
             return None
 
     def answer(self) -> Shown:
-        """What the next answer is written to: as Markdown where that is wanted and rich is there, else as it is."""
+        """A writer for the next answer: with Markdown if that is wanted and rich is installed, else plain."""
         if self._markdown:
             try:
                 from rich.console import Console
@@ -76,12 +76,12 @@ class Terminal:
         return _Plain()
 
     def note(self, text: str) -> None:
-        """Say something that is no answer; "" says nothing."""
+        """Print a message that is not an answer; "" prints nothing."""
         if text:
             print(text, file=sys.stdout if self.interactive else sys.stderr, flush=True)
 
     def error(self, error: IccError) -> None:
-        """Tell of an error and its hint on standard error."""
+        """Print an error and its hint on standard error."""
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
@@ -89,7 +89,7 @@ class Terminal:
 
 
 class _Plain:
-    """Text as it is."""
+    """Writes text unchanged."""
 
     def write(self, piece: str) -> None:
         encoding = sys.stdout.encoding or "utf-8"

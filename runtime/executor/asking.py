@@ -1,4 +1,4 @@
-"""What a section is given when it is asked for, and what it gives: rows by name, checked, padded and read."""
+"""Inputs and outputs of a section that is asked for: rows by name, which are checked, padded and read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import UsageError
 from ..format.program import Section
 from .device import Device
 
-DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}  # of what sections are given and give
+DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}  # of the inputs and outputs of sections
 
 
 class AskedSection:
-    """A section that runs behind a step, with what is the same whenever it is asked for. given: those of its outputs
-    that are read; all unless they are named."""
+    """A section that runs after a step: the facts that do not change between calls. given: the names of the outputs to
+    read; None: all."""
 
     def __init__(self, section: Section, given: Collection[str] | None = None) -> None:
         self.name = section.name
@@ -25,9 +25,10 @@ class AskedSection:
         self._outputs = [(n, a.at, a.row_bytes, DTYPES[a.dtype], a.shape) for n, a in outputs]
 
     def rows_of(self, inputs: Mapping[str, np.ndarray], most: int) -> tuple[int, list[tuple[str, np.ndarray]]]:
-        """How many rows the section is asked for, and the rows `[count, ...]` of each place in the types that it reads.
+        """How many rows the section is asked for, and the rows `[count, ...]` for each of its input buffers, in its
+        dtype.
 
-        most: how many there can be. UsageError for names, shapes or numbers of rows that it does not take.
+        most: the largest allowed number of rows. UsageError for wrong names, shapes or numbers of rows.
         """
         if inputs.keys() != self._names:
             wanted, found = (", ".join(sorted(names)) or "nothing" for names in (self._names, inputs))
@@ -47,12 +48,12 @@ class AskedSection:
         return count, given
 
     def results(self, device: Device, tokens: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
-        """The section's outputs by name, [count, ..] each, for `count` rows asked for behind a step of `tokens`
-        tokens."""
+        """The section's outputs by name, [count, ..] each, for `count` rows that were asked for after a step of
+        `tokens` tokens."""
         for name, at, row_bytes, dtype, shape in self._outputs:
             yield name, device.read(at, tokens, count * row_bytes).view(dtype).reshape(count, *shape)
 
     @staticmethod
     def padded(rows: np.ndarray, count: int) -> np.ndarray:
-        """Rows `[n, ...]` as `[count, ...]`, the first one again behind those that there are."""
+        """Rows `[n, ...]` padded to `[count, ...]` with copies of the first row."""
         return np.concatenate([rows, np.repeat(rows[:1], count - len(rows), 0)])

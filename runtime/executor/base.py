@@ -1,4 +1,4 @@
-"""Executor: what runs a scheduled batch. The only part of the runtime that touches a device."""
+"""Executor: runs scheduled batches. It is the only part of the runtime that touches a device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Owns the KV cache, and runs steps within its limits.
 
-    groups: how many blocks of each KV group there are. No host_blocks where the cache is host memory. inputs: what a
-    request may give per token besides its ids, see `ScheduledSequence.extras`.
+    groups: the KV groups, each with its number of blocks; host_blocks is 0 if the cache is host memory. inputs: the
+    arrays that a request may give per token besides its ids, see `ScheduledSequence.extras`.
     """
 
     @property
@@ -30,27 +30,27 @@ class Executor(Protocol):
 
     @property
     def inputs(self) -> tuple[BatchArray, ...]:
-        """What a request may give per token besides its ids."""
+        """The arrays that a request may give per token besides its ids."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
+        """The number of columns of the logits."""
         ...
 
     @property
     def max_batch_size(self) -> int:
-        """Sequences of a step, at most."""
+        """The largest number of sequences in a step."""
         ...
 
     @property
     def max_step_tokens(self) -> int:
-        """Tokens of a step, at most."""
+        """The largest number of tokens in a step."""
         ...
 
     @property
     def max_logit_rows(self) -> int:
-        """Rows of logits of a step, at most."""
+        """The largest number of logit rows in a step."""
         ...
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
@@ -69,27 +69,27 @@ class Executor(Protocol):
 class AdaptingExecutor(Protocol):
     """An executor whose engine may have room for adapters.
 
-    adapters: that room; None for none.
+    adapters: the room; None if the engine has none.
     """
 
     @property
     def adapters(self) -> AdapterPlan | None:
-        """The engine's room for adapters; None for none."""
+        """The engine's room for adapters; None if it has none."""
         ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put contiguous `values` of any shape at byte `offset` of a pool, of one rank or of all (-1), where no step
-        that is under way reads. Any thread may."""
+        """Write contiguous `values` of any shape at byte `offset` of a pool, on rank `only` or on all ranks (-1). No
+        running step may read that place. Any thread may call this."""
         ...
 
 
 @runtime_checkable
 class KVExecutor(Protocol):
-    """An executor whose KV blocks can be read and written between steps, where its cache is host memory."""
+    """An executor whose KV blocks can be read and written between steps, if its cache is host memory."""
 
     @property
     def groups(self) -> tuple[GroupConfig, ...]:
-        """The KV groups, as `Executor` has them."""
+        """The KV groups, as `Executor.groups`."""
         ...
 
     @property
@@ -104,91 +104,93 @@ class KVExecutor(Protocol):
 
 @runtime_checkable
 class GreedyExecutor(Protocol):
-    """An executor that may do with less work where only the largest logit of each row is wanted.
+    """An executor that may do less work if only the largest logit of each row is wanted.
 
-    chooses: whether it finds those itself.
+    chooses: whether it finds the largest logits itself.
     """
 
     @property
     def chooses(self) -> bool:
-        """Whether it finds the tokens of the largest logits itself."""
+        """Whether it finds the token with the largest logit of each row itself."""
         ...
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
-        """As `Executor.step`, but of each logit row only the token of the largest logit (the first of equals), -1 where
-        logits are not numbers."""
+        """As `Executor.step`, but returns for each logit row only the token of the largest logit (the first of equals),
+        or -1 if the largest is not finite."""
         ...
 
 
 @runtime_checkable
 class MergingExecutor(Protocol):
-    """An executor that may do with less work where only some of the largest logits of each row are wanted.
+    """An executor that may do less work if only the few largest logits of each row are wanted.
 
-    most_wanted: how many it looks for; 0 where it makes no difference.
+    most_wanted: how many of the largest it can look for; 0 if this saves no work.
     """
 
     @property
     def most_wanted(self) -> int:
-        """How many of a row's largest logits it looks for, at most."""
+        """The largest number of a row's largest logits that it can look for."""
         ...
 
     def step_largest(self, batch: ScheduledBatch, wanted: int) -> np.ndarray:
-        """As `Executor.step`, but of each logit row only the `wanted` largest logits (the first of equals) are sure to
-        be there; any other may be minus infinity."""
+        """As `Executor.step`, but only the `wanted` largest logits of each row (the first of equals) are guaranteed;
+        all others may be minus infinity."""
         ...
 
 
 @runtime_checkable
 class PipelinedExecutor(Protocol):
-    """An executor whose parts work one behind the other, so that several steps may be under way: a part begins the next
-    step while those behind it still work at the one before. All do steps in the order in which they began.
+    """An executor whose parts form a pipeline, so that several steps may be in flight: a part begins the next step
+    while later parts still work on the previous one. All parts run steps in the order in which they began.
 
-    flights: how many steps may be under way; 1 where it makes no difference.
+    flights: how many steps may be in flight; 1 if it is no pipeline.
     """
 
     @property
     def flights(self) -> int:
-        """How many steps may be under way."""
+        """How many steps may be in flight."""
         ...
 
     def begin(self, batch: ScheduledBatch, greedy: bool) -> Any:
-        """Begin a step; returns when its first part is done. greedy: of each logit row only the largest is wanted."""
+        """Begin a step; returns when the first part has run it. greedy: only the largest logit of each row is
+        wanted."""
         ...
 
     def end(self, ticket: Any) -> tuple[list[int], np.ndarray | None]:
-        """Wait for the oldest step that was begun: the token of the largest logit of each row, as `step_greedy` gives
-        it, or else no tokens and the logits, float32 `[rows, vocab]`, valid until as many steps are begun as may be
-        under way."""
+        """Wait for the oldest step in flight. Returns the token of the largest logit of each row, as `step_greedy`, and
+        None; or no tokens and the logits, float32 `[rows, vocab]`, valid until `flights` more steps are begun."""
         ...
 
 
 @runtime_checkable
 class SectionExecutor(Protocol):
-    """An executor that runs sections of its program behind a step, see `Section`."""
+    """An executor that runs sections of its program after a step, see `Section`."""
 
     def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a section gives for some rows of the last step, by name `[rows, ...]`, copies.
+        """Run a section on some rows of the last step; returns copies of its outputs by name, `[rows, ...]`.
 
-        inputs: what it is given, by name, a row for each: float32 or int32. ASKED_ROWS are logit rows of the step.
-        UsageError if there is no such section, or it is given something else.
+        inputs: its inputs by name, one row each, float32 or int32. ASKED_ROWS are indices of logit rows of the step.
+        UsageError if there is no such section, or if its inputs are others.
         """
         ...
 
 
 @runtime_checkable
 class LayeredExecutor(Executor, SectionExecutor, Protocol):
-    """An executor whose batches may run a section in place of the program, which gives more than logits.
+    """An executor whose batches may run a section in place of the whole program; the section has outputs besides
+    logits.
 
-    spare_blocks: of each KV group, numbers of blocks that are no request's, for what is not kept after a step.
+    spare_blocks: for each KV group, the numbers of blocks that belong to no request, for KV that is not kept after a
+    step.
     """
 
     @property
     def spare_blocks(self) -> tuple[range, ...]:
-        """The blocks of each KV group that are no request's."""
+        """The blocks of each KV group that belong to no request."""
         ...
 
     def given(self, name: str) -> np.ndarray:
-        """What the section that was the last step gave besides logits, by name, `[num_logit_rows, ...]`, a copy."""
+        """A copy of an output, besides logits, of the section that ran as the last step, `[num_logit_rows, ...]`."""
         ...
 
 
@@ -196,31 +198,30 @@ class LayeredExecutor(Executor, SectionExecutor, Protocol):
 class RankedExecutor(Protocol):
     """An executor whose steps may be run by several processes.
 
-    ranks: those beside this one; None where it runs alone.
+    ranks: the other ranks' processes; None if it runs alone.
     """
 
     @property
     def ranks(self) -> RankProcesses | None:
-        """The processes of ranks 1 and up; None of an engine that runs in this process alone."""
+        """The processes of ranks 1 and up; None if the engine runs in this process alone."""
         ...
 
 
 def greedy(executor: Executor) -> GreedyExecutor | None:
-    """The executor, if it has a step of its own where only the largest logit of each row is wanted; else None."""
+    """The executor, if it saves work when only the largest logit of each row is wanted; else None."""
     return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None
 
 
 def pipelined(executor: Executor) -> PipelinedExecutor | None:
-    """The executor, if several steps may be under way; else None."""
+    """The executor, if several steps may be in flight; else None."""
     return executor if isinstance(executor, PipelinedExecutor) and executor.flights > 1 else None
 
 
 def merging(executor: Executor) -> MergingExecutor | None:
-    """The executor, if it has a step of its own where only some of the largest logits of each row are wanted;
-    else None."""
+    """The executor, if it saves work when only a few of the largest logits of each row are wanted; else None."""
     return executor if isinstance(executor, MergingExecutor) and executor.most_wanted else None
 
 
 def ranks(executor: Executor) -> RankProcesses | None:
-    """The other processes that run the executor's steps; None where it runs in this one alone."""
+    """The other processes that run the executor's steps; None if it runs in this process alone."""
     return executor.ranks if isinstance(executor, RankedExecutor) else None

@@ -1,4 +1,4 @@
-"""Device: where an engine's kernels run, as the player sees it."""
+"""Device: the interface between the player and the hardware that runs an engine's kernels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class DeviceWork(NamedTuple):
     """One run of a program over the arrays that were sent last.
 
-    sizes: the `SIZES` of the step. phase: of the plan, where there is one. section: of the program, that runs instead
-    ("": what the device runs as a step). moves_only: only what makes the step's moves. trees: whether a sequence
-    verifies a tree of guesses. wanted: of each logit row only so many of the largest are, of equals the first; any
-    other may be minus infinity. 0: all.
+    sizes: the `SIZES` of the step. phase: of the plan; None without a plan. section: a section to run instead ("": the
+    device's usual step). moves_only: run only the step's moves. trees: whether a sequence verifies a tree of draft
+    tokens. wanted: how many of the largest logits of each row are wanted (the first of equals); all others may be minus
+    infinity. 0: all are wanted.
     """
 
     sizes: Mapping[str, int]
@@ -38,27 +38,27 @@ class HostCache(Protocol):
     """A device whose KV cache lies in host memory."""
 
     def kv_views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Bytes [offset, offset + nbytes) of the cache, uint8, writable; of several ranks those of each."""
+        """Writable uint8 views of bytes [offset, offset + nbytes) of the cache, one per rank."""
         ...
 
 
 class Device(Protocol):
-    """Kernels and memory of one engine, and a queue of what they are to do: in order, and perhaps later than the call.
+    """Kernels and memory of one engine, and a queue of work, which runs in order and perhaps after the call returns.
 
-    program: what it runs. plan: what the steps launch; None where a device runs a step of any size in one call, which
-    makes the moves itself and samples nothing. limits: the largest step. cache: the KV cache. host: what the host keeps
-    of preempted requests; no blocks where nothing is swapped. turns: how many steps may be under way. logits: float32
-    of the host, `[L, vocab]`, of the step that was waited for last.
+    program: the program that it runs. plan: the launches of the steps; None if a device runs a step of any size in one
+    call, which makes the moves itself and samples nothing. limits: the largest step. cache: the KV cache's blocks.
+    host: the blocks that host memory keeps for preempted requests; 0 blocks if nothing is swapped. turns: how many
+    steps may be in flight. logits: on the host, float32 `[L, vocab]`, of the step that was waited for last.
     """
 
     @property
     def program(self) -> Program:
-        """The steps that it runs."""
+        """The program that it runs."""
         ...
 
     @property
     def plan(self) -> LaunchPlan | None:
-        """What the steps launch; None where a step of any size is one call."""
+        """The launches of the steps; None if a step of any size is one call."""
         ...
 
     @property
@@ -73,12 +73,12 @@ class Device(Protocol):
 
     @property
     def host(self) -> KVMemory:
-        """The blocks that the host keeps of preempted requests; none where nothing is swapped."""
+        """The blocks that host memory keeps for preempted requests; 0 blocks if nothing is swapped."""
         ...
 
     @property
     def turns(self) -> int:
-        """How many steps may be under way."""
+        """How many steps may be in flight."""
         ...
 
     @property
@@ -87,25 +87,26 @@ class Device(Protocol):
         ...
 
     def arrays(self, turn: int) -> Mapping[str, Any]:
-        """The host's side of a step, for the largest there can be: `INPUTS` and what the program declares, contiguous
-        buffers of any kind, and where there is a plan also `SAMPLING` and `SAMPLED`, of numpy. One of `INPUTS` may be
-        missing that the kernels do not read."""
+        """The host's arrays of a turn, sized for the largest step: `INPUTS` and the inputs that the program declares,
+        contiguous buffers of any kind; with a plan also `SAMPLING` and `SAMPLED`, numpy arrays. `INPUTS` that the
+        kernels do not read may be missing."""
         ...
 
     def zero(self, offset: int, nbytes: int) -> None:
-        """Fill a part of the KV cache with zeros."""
+        """Fill bytes [offset, offset + nbytes) of the KV cache with zeros."""
         ...
 
     def copy(self, source: int, target: int, nbytes: int) -> None:
-        """Copy from byte `source` of the KV cache to its byte `target`; the two parts do not overlap."""
+        """Copy `nbytes` bytes from byte `source` of the KV cache to its byte `target`; the two ranges do not
+        overlap."""
         ...
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
-        """Copy from byte `cache` of the KV cache to byte `host` of the host's blocks."""
+        """Copy `nbytes` bytes from byte `cache` of the KV cache to byte `host` of the host's blocks."""
         ...
 
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
-        """Copy back."""
+        """Copy `nbytes` bytes from byte `host` of the host's blocks to byte `cache` of the KV cache."""
         ...
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
@@ -114,33 +115,34 @@ class Device(Protocol):
         ...
 
     def expect(self, work: DeviceWork) -> None:
-        """This work will come very often: make it quick."""
+        """Prepare for work that will come very often, so that it runs fast."""
         ...
 
     def run(self, work: DeviceWork) -> None:
-        """Run kernels over what was sent."""
+        """Run kernels over the arrays that were sent last."""
         ...
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
-        """Give the host what the step sampled for its first rows, and its logits or not: this ends a turn."""
+        """Copy the step's sampled results for its first `rows` rows, and with `logits` their logits, to the host. This
+        ends the turn."""
         ...
 
     def wait(self, turn: int) -> None:
-        """Until a turn has ended."""
+        """Wait until a turn has ended."""
         ...
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Put rows `[count, ...]` where `SectionArray.at` says, behind a step of so many tokens: what the section that
-        runs next is given. Logit rows of the step are forgotten for those that it is asked for."""
+        """Write rows `[count, ...]` to the place `at` (see `SectionArray.at`), after a step of `tokens` tokens: they
+        are an input of the section that runs next. The rows that it is asked for replace the step's logit rows."""
         ...
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """Put contiguous `values` of any shape at byte `offset` of a pool, a weight of `Program.adapters`, which no
-        step that is under way may read there: of one rank, or of all (-1). From any thread."""
+        """Write contiguous `values` of any shape at byte `offset` of a pool, a weight of `Program.adapters`, on rank
+        `only` or on all ranks (-1). No step in flight may read that place. Any thread may call this."""
         ...
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """Wait for what a section gives, and lies there: a copy of the first bytes, uint8 `[nbytes]`."""
+        """Wait for a section and return a copy of the first bytes, uint8 `[nbytes]`, of its output at `at`."""
         ...
 
     def close(self) -> None:
@@ -150,32 +152,32 @@ class Device(Protocol):
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A device that finds the largest logits itself."""
+    """A device that finds the largest logit of each row itself."""
 
     def largest(self, rows: int) -> list[int]:
-        """The token of the largest logit of each of the first rows (the first of equals), -1 where logits are not
-        numbers; of the step that was waited for last."""
+        """The token of the largest logit of each of the first `rows` rows (the first of equals), -1 if the largest is
+        not finite; for the step that was waited for last."""
         ...
 
 
 @runtime_checkable
 class Grouped(Protocol):
-    """A device of several ranks, each of them a process."""
+    """A device of several ranks, one process each."""
 
     @property
     def group(self) -> RankProcesses | None:
-        """The processes of ranks 1 and up; None as long as they are not started."""
+        """The processes of ranks 1 and up; None until they are started."""
         ...
 
 
 @runtime_checkable
 class Merger(Protocol):
-    """A device whose ranks each find the largest of their own logits, so that no whole row has to travel.
+    """A device whose ranks each find the largest of their own logits, so that no whole row has to be sent.
 
-    most_wanted: the largest `DeviceWork.wanted` for which they do.
+    most_wanted: the largest `DeviceWork.wanted` for which they do this.
     """
 
     @property
     def most_wanted(self) -> int:
-        """The largest `DeviceWork.wanted` that makes a difference."""
+        """The largest `DeviceWork.wanted` that saves work."""
         ...

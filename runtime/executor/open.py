@@ -1,4 +1,4 @@
-"""Which device and which executor a program runs on."""
+"""Opens the device and the executor that a program runs on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What an executor may take of this machine. gpu: the device of an engine for GPUs, opened; None for a CPU engine.
-    cores: those that kernel threads stay on; None for all that the process may use. more_blocks: of each KV group, for
-    compiled prompts, beside those that a CPU's kv_bytes has. shares_cache: whether the KV caches of several ranks on
-    CPUs are to be in reach, see KVExecutor. For the others see LoadOptions."""
+    """The part of this machine that an executor may use. gpu: an open device for a GPU engine; None for a CPU engine.
+    cores: the cores to which kernel threads are pinned; None: see `preferred_cores`. more_blocks: blocks of each KV
+    group for compiled prompts, added to those that fit a CPU's kv_bytes. shares_cache: whether this process must reach
+    the KV caches of all CPU ranks, see KVExecutor. For the other fields see LoadOptions."""
 
     gpu: Cuda | None = None
     threads: int | None = None
@@ -34,10 +34,9 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 def open_executor(
     engine: Engine, program: str = MAIN, section: str = "", resources: Resources | None = None
 ) -> Executor:
-    """What runs a program of the engine on a GPU or CPU, or one section of it instead, as steps of their own.
-    resources: None for a CPU's, with what it may take by default. EngineFormatError if the engine has no program of
-    that name, UsageError for a GPU's engine without one in `resources`, and for memory to swap to where the CPU runs
-    it."""
+    """Open an executor that runs a program of the engine on a GPU or CPU, or only one section of it. resources: None
+    for the defaults on a CPU. EngineFormatError if the engine has no program of that name; UsageError for a GPU engine
+    without a GPU in `resources`, and for `swap_bytes` with a CPU engine."""
     if program != engine.name:
         engine = engine.open_program(program)
     given = resources or Resources()

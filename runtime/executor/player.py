@@ -1,4 +1,4 @@
-"""Player: runs the scheduled batches of an engine on a device. What all devices have in common is here."""
+"""Player: runs the scheduled batches of an engine on a device. It holds the code that all devices share."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class Ticket(NamedTuple):
-    """A step under way: whose turn it is, how many logit rows it has, whether the host wants their logits, or only the
-    largest of each row."""
+    """A step in flight: its turn, its number of logit rows, whether the host wants their logits, or only (greedy) the
+    token of the largest logit of each row."""
 
     turn: int
     rows: int
@@ -41,8 +41,9 @@ D = TypeVar("D", bound=Device)
 
 
 def _spare(group: GroupConfig, device: Device) -> range:
-    """The last blocks of a KV group, which no request gets: for the tokens that a layer guesses at once, of as many
-    requests as a step may have, but no more than an eighth, and none that the longest request may need."""
+    """The last blocks of a KV group, which no request gets: they hold the tokens that a draft layer guesses at once,
+    for as many requests as a step may have. At most an eighth of all blocks, and none that the longest request may
+    need."""
     guessed, size, count = device.program.speculation, group.block_size, group.num_blocks
     if guessed is None or not guessed.block or group.holds_states:
         return range(count, count)
@@ -53,10 +54,10 @@ def _spare(group: GroupConfig, device: Device) -> range:
 
 
 class Player(Generic[D]):
-    """An executor (executor/base.py): packs batches, picks phases, and puts on the device's queue what a step needs.
+    """An executor (executor/base.py): packs batches, picks phases, and puts the work of a step on the device's queue.
 
-    With a plan, steps are padded (batch/padding.py), so that few sizes come and a device can prepare for them, and the
-    device samples (samples: whether it does). Otherwise the device gets a step as it is.
+    With a plan, steps are padded (batch/padding.py), so that few sizes occur and the device can prepare for them, and
+    the device samples (then `samples` is True). Without a plan, steps are not padded.
     """
 
     def __init__(self, device: D) -> None:
@@ -79,8 +80,8 @@ class Player(Generic[D]):
         self.most_wanted = device.most_wanted if isinstance(device, Merger) else 0
         self._instead = {section.instead: section.name for section in device.program.sections if section.instead}
         self._closed = False
-        self._asked: dict[str, AskedSection] = {}  # the sections that have been asked for
-        self._ran = ""  # the section that was the last step
+        self._asked: dict[str, AskedSection] = {}  # the sections asked for so far
+        self._ran = ""  # the section that ran as the last step
         try:
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
@@ -88,7 +89,7 @@ class Player(Generic[D]):
             places = {n: group.policy for n, group in enumerate(self.groups) if isinstance(group.policy, Places)}
             self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states, places) for turn in turns]
             self._declared = [DeclaredRows(device.program.inputs, device.arrays(turn)) for turn in turns]
-            self._turn = self._tokens = self._rows = 0  # whose turn is next, tokens and logit rows of the last step
+            self._turn = self._tokens = self._rows = 0  # the next turn; tokens and logit rows of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:
                     size = phase.max_tokens
@@ -105,7 +106,7 @@ class Player(Generic[D]):
 
     @property
     def kv_in_reach(self) -> bool:
-        """Whether `kv_views` can be had."""
+        """Whether `kv_views` is available."""
         return isinstance(self.device, HostCache)
 
     def kv_views(self, group: int, block: int) -> list[memoryview]:
@@ -115,14 +116,14 @@ class Player(Generic[D]):
         return [view for place in places for view in self.device.kv_views(*place)]
 
     def step_greedy(self, batch: ScheduledBatch) -> list[int]:
-        """Run one step of which each row's largest logit is wanted only: their tokens; see GreedyExecutor."""
+        """Run one step; only the token of each row's largest logit is wanted; see GreedyExecutor."""
         assert self._chooser is not None
         ticket = self._start(batch, None, wanted=1)
         self.device.wait(ticket.turn)
         return self._chooser.largest(ticket.rows)
 
     def step_largest(self, batch: ScheduledBatch, wanted: int) -> np.ndarray:
-        """Run one step of which some of each row's largest logits are wanted only; see MergingExecutor."""
+        """Run one step; only a few of each row's largest logits are wanted; see MergingExecutor."""
         ticket = self._start(batch, None, wanted=wanted)
         self.device.wait(ticket.turn)
         return self.device.logits[: ticket.rows]
@@ -151,7 +152,7 @@ class Player(Generic[D]):
         return Sampled(*(arrays[array.name][:rows] for array in SAMPLED), logits=logits)
 
     def run(self, section: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What a section gives behind the last step; see SectionExecutor."""
+        """Run a section after the last step; see SectionExecutor."""
         section = section_behind(self._ran, section)
         asked, device, tokens = self._asked.get(section), self.device, self._tokens
         if asked is None or self._closed:
@@ -161,14 +162,14 @@ class Player(Generic[D]):
         phase, size = None, count
         if device.plan is not None:
             phase = device.plan.phase(count, count)
-            size = min(phase.max_tokens, most)  # of few sizes, within the step's buffers
+            size = min(phase.max_tokens, most)  # few sizes, within the step's buffers
         for at, rows in given:
             device.write(at, tokens, rows if size == count else asked.padded(rows, size))
         device.run(DeviceWork(self._sizes(tokens, size, size), phase, section))
         return dict(asked.results(device, tokens, count))
 
     def given(self, name: str) -> np.ndarray:
-        """What the section that was the last step gave besides logits; see LayeredExecutor."""
+        """An output, besides logits, of the section that ran as the last step; see LayeredExecutor."""
         section = next(s for s in self.device.program.sections if s.name == self._ran)
         from .asking import AskedSection  # imports numpy
 
@@ -179,7 +180,7 @@ class Player(Generic[D]):
         self.device.write_pool(name, offset, values, only)
 
     def _find(self, section: str) -> AskedSection:
-        """A section that runs behind a step, when it is first asked for."""
+        """Look up a section that runs after a step; called the first time that it is asked for."""
         found = next((s for s in self.device.program.sections if s.name == section and not s.is_step), None)
         if self._closed or found is None:
             raise UsageError(f"the engine is closed, or has no section {section!r} that runs behind a step")
@@ -188,7 +189,7 @@ class Player(Generic[D]):
         return self._asked.setdefault(section, AskedSection(found))
 
     def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
-        """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""
+        """Send a batch without running it, to time single kernels; returns the sizes for its launches."""
         packed = self._pack(0, batch, None)
         self.device.send(0, packed.num_seqs, packed.num_tokens)
         return self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows)
@@ -200,7 +201,7 @@ class Player(Generic[D]):
             self.device.close()
 
     def _start(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None, wanted: int = 0) -> Ticket:
-        """rows: None where the host samples them all. wanted: see DeviceWork."""
+        """Put a step on the device's queue. rows: None if the host samples all rows. wanted: see DeviceWork."""
         if self._closed:
             raise UsageError("the engine is closed")
         device, turn = self.device, self._turn
@@ -216,7 +217,7 @@ class Player(Generic[D]):
         self._tokens, self._rows = work.sizes["num_tokens"], count
         device.send(turn, work.sizes["num_seqs"], work.sizes["num_tokens"])
         if batch.copies_blocks:
-            if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies
+            if batch.num_moves:  # usually each layer's steps make the moves, but these must come before the copies
                 device.run(work._replace(moves_only=True))
                 work = work._replace(sizes={**work.sizes, "num_moves": 0})
             self._copy(batch.upkeep)
@@ -234,14 +235,14 @@ class Player(Generic[D]):
         return packed
 
     def _section(self, batch: ScheduledBatch) -> str:
-        """The section that runs in place of the program, because of what sequences give; "" for none."""
+        """The section that runs in place of the whole program, because a sequence gives its input; "" if none does."""
         if not self._instead:
             return ""
         given = {name for sequence in batch.sequences for name in sequence.extras}
         return next((self._instead[name] for name in self._instead if name in given), "")
 
     def _work(self, packed: PackedBatch, wanted: int, section: str) -> DeviceWork:
-        """A packed step, padded where there is a plan."""
+        """The work of a packed step, which is padded if there is a plan."""
         phase = None
         if self.device.plan is not None:
             have = StepSize(packed.num_tokens, packed.num_seqs, packed.num_logit_rows)
@@ -260,7 +261,8 @@ class Player(Generic[D]):
         }  # fmt: skip
 
     def _copy(self, upkeeps: Sequence[Upkeep]) -> None:
-        """Blocks go to host memory, then some are copied to others, then some come from host memory."""
+        """Do the upkeep of whole blocks: first swap blocks out to host memory, then copy blocks, then swap blocks
+        in."""
         device = self.device
         for group, upkeep in enumerate(upkeeps):
             for place in copies(device.cache, device.host, group, upkeep.swap_outs):

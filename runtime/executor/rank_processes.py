@@ -1,7 +1,8 @@
-"""The processes of ranks 1 and up: how they start, what they are told first, and that none outlives the others.
+"""The processes of ranks 1 and up: starts them, sends each its first message, and makes sure that none outlives the
+others.
 
-A rank hears its hello over a socket that it inherits, beside the descriptor of memory that all ranks share. No port is
-opened, and no memory has a name.
+A rank gets its hello over an inherited socket, with the descriptor of the memory that all ranks share. No port is
+opened, and the memory has no name.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from ..format.files import DigestPieces
 from ..format.load import Engine, begin_opening, read_manifest
 from ..parent import deaf_to_signals, die_with_parent
 
-START_S = 120.0  # seconds until a rank has loaded its weights
+START_S = 120.0  # seconds that a rank may take to load its weights
 HALTED_S = 60  # seconds that a rank may be stopped (SIGSTOP) before it counts as lost
 _END_S = 5.0
-_TOLD_S = 1.0  # seconds from the end of a process's socket until the process itself has ended
+_TOLD_S = 1.0  # seconds that a process may take to end after its socket was closed
 _MOST = 1 << 20  # bytes of a message
 
 
 class RankHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a rank's process is told first. digest: of the engine's manifest, which must be the same. num_blocks: of
-    each KV group, the same on all ranks."""
+    """The first message to a rank's process. digest: of the engine's manifest, which must match. num_blocks: of each KV
+    group, the same on all ranks."""
 
     path: str
     digest: str
@@ -47,7 +48,8 @@ class RankHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class RankReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rank's answer: it follows from here on; or why it cannot. memory: what others find its area by."""
+    """A rank's answer to its hello: it is ready, or (message, hint) why it is not. memory: the handle of its area, see
+    `Peers.handle`."""
 
     message: str = ""
     hint: str = ""
@@ -58,10 +60,10 @@ H = TypeVar("H", bound=RankHello)
 
 
 class RankProcesses:
-    """Ranks 1 and up. DeviceError where one cannot start.
+    """The processes of ranks 1 and up. DeviceError if one cannot start.
 
-    module: what they run, given the number of their socket. descriptor: of the memory that they share with this
-    process. A rank that ends, however that happens, is seen at once: `lost` says which, and `on_loss` is called.
+    module: the Python module that they run; its argument is the descriptor of their socket. descriptor: of the memory
+    that they share with this process. If a rank ends for any reason, `lost` names it at once and `on_loss` is called.
     """
 
     def __init__(self, module: str, hellos: Sequence[RankHello], descriptor: int, on_loss: Callable[[], None]) -> None:
@@ -70,7 +72,7 @@ class RankProcesses:
         self._halted: set[int] = set()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watchers: list[Thread] = []
-        self._begun = Event()  # before that, who starts the ranks sees which have ended
+        self._begun = Event()  # until it is set, the constructor itself notices ranks that end
         self.connections: list[socket.socket] = []
         try:
             for hello in hellos:
@@ -83,12 +85,12 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, of ranks 1 and up."""
+        """The process ids of ranks 1 and up."""
         return [process.pid for process in self._processes]
 
     @property
     def halted(self) -> bool:
-        """Whether a rank is stopped (SIGSTOP), and may go on."""
+        """Whether a rank is stopped (SIGSTOP) and may still continue."""
         return bool(self._halted)
 
     def _start(self, module: str, hello: RankHello, descriptor: int) -> None:
@@ -103,12 +105,13 @@ class RankProcesses:
         socket.send_fds(ours, [msgspec.msgpack.encode(hello)], [descriptor])
 
     def expect_ready(self) -> list[RankReady]:
-        """What each rank answers."""
+        """Wait for the answer of each rank. DeviceError or EngineFormatError if one cannot start."""
         return [_ready_of(rank, connection) for rank, connection in enumerate(self.connections, 1)]
 
     def _live(self, number: int, module: str, connection: socket.socket, started: Future[None]) -> None:
-        """A thread that starts a process and stays until that ends: the kernel takes the thread for its parent, with
-        which it ends (see `die_with_parent`), and what loads an engine may be a thread that ends sooner."""
+        """The body of a thread that starts a process and waits for its end. The kernel treats the starting thread as
+        the parent with which the process ends (see `die_with_parent`), and the thread that loads an engine may end
+        sooner."""
         try:
             with connection, deaf_to_signals():  # rank 0 decides when the others end
                 command = [sys.executable, "-P", "-m", module, str(connection.fileno())]
@@ -119,7 +122,7 @@ class RankProcesses:
             started.set_exception(error)
             return
         self._processes.append(process)
-        if self._closing:  # whoever started it was interrupted
+        if self._closing:  # the constructor was interrupted
             process.kill()
         started.set_result(None)
         self._watch(number, process)
@@ -139,19 +142,19 @@ class RankProcesses:
             process.wait()
 
     def lose_unreachable(self, rank: int, error: OSError) -> None:
-        """A rank does not listen. Where its process has ended, the code that it ended with is the reason."""
+        """Report a rank that cannot be reached as lost. If its process has ended, its exit code is the reason."""
         self._watchers[rank - 1].join(_TOLD_S)
         if not self.lost:
             self.lose(f"rank {rank} takes no more orders: {error}")
 
     def lose(self, reason: str) -> None:
-        """Tell all that wait that a rank is gone. The first reason is kept."""
+        """Report that a rank is gone, by `on_loss`. The first reason is kept."""
         self.lost = self.lost or reason
         self._on_loss()
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Ranks are told in here that this is the end: those that hang are waited for no longer than it takes."""
+        """A context in which ranks are told to end; a rank that hangs is reported as lost after a time limit."""
         late = Timer(_END_S, self.lose, ("a rank does not end",))
         late.daemon = True
         late.start()
@@ -161,7 +164,7 @@ class RankProcesses:
             late.cancel()
 
     def hang_up(self) -> None:
-        """Close the connections to the ranks: a rank that waits for an order then ends."""
+        """Close the connections to the ranks; a rank that waits for an order then ends."""
         for connection in self.connections:
             connection.close()
 
@@ -173,7 +176,8 @@ class RankProcesses:
         self.close()
 
     def close(self) -> None:
-        """Wait for the processes: those that were told to follow no more end by themselves."""
+        """Wait for the processes, which end by themselves when their connection is closed; kill those that do not end
+        in time."""
         self._closing = True
         self._begun.set()
         self.hang_up()
@@ -186,13 +190,13 @@ class RankProcesses:
 
 
 def _halted_or_ended(pid: int, tell: Callable[[bool], None]) -> bool:
-    """Wait until a child process ends, or was stopped for HALTED_S seconds of which this process ran; whether it is
-    stopped. The process that has ended is left to be waited for. tell: called when it is stopped, and when it is not
-    any more."""
+    """Wait until a child process ends, or has been stopped for HALTED_S seconds of this process's own running time;
+    True if it is stopped. An ended process is not reaped. tell: called with True when it is stopped, with False when it
+    continues."""
     ends = os.WEXITED | os.WNOWAIT
-    with suppress(ChildProcessError):  # somebody has waited for it
+    with suppress(ChildProcessError):  # it was reaped already
         while (found := os.waitid(os.P_PID, pid, ends | os.WSTOPPED)) is not None and found.si_code == os.CLD_STOPPED:
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # it is told of once
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG)  # consume the event, which is reported once
             tell(True)
             for _ in range(HALTED_S):
                 if os.waitid(os.P_PID, pid, ends | os.WCONTINUED | os.WNOHANG) is not None:
@@ -221,7 +225,7 @@ def _ready_of(rank: int, connection: socket.socket) -> RankReady:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a process that imports this package, which may lie within an engine."""
+    """The environment for a process that imports this package, which may lie within an engine."""
     top, *inner = str(__package__).split(".")
     if top != "runtime":
         return dict(os.environ)
@@ -233,8 +237,9 @@ Follow = Callable[[], object]
 
 
 def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.socket], tuple[RankReady, Follow]]) -> int:
-    """A rank's process: `start` gets its hello, the shared memory's descriptor and the socket, and gives what to answer
-    and what to do until rank 0 ends. Does not return but where it cannot start: with the exit status of its error."""
+    """The main function of a rank's process. `start` gets the hello, the shared memory's descriptor and the socket, and
+    returns the answer and a function that runs until rank 0 ends. Returns (the exit status) only if the rank cannot
+    start."""
     die_with_parent()
     with socket.socket(fileno=descriptor) as connection:
         raw, shared, *_ = socket.recv_fds(connection, _MOST, 1)
@@ -252,14 +257,14 @@ def run_rank(descriptor: int, kind: type[H], start: Callable[[H, int, socket.soc
         except OSError:
             os._exit(1)  # rank 0 has gone
         follow()
-    os._exit(0)  # nothing is left to give back: its threads may be between two steps
+    os._exit(0)  # nothing to free, and threads may be between two steps
 
 
 def open_rank(
     hello: RankHello, isa: str | None = None, load_digests: Callable[[bytes, str], DigestPieces] | None = None
 ) -> Engine:
-    """The engine's program of a rank. isa, load_digests: see `open_engine`. EngineFormatError where it is not the
-    engine of rank 0."""
+    """Open the engine with a rank's program. isa, load_digests: see `open_engine`. EngineFormatError if it is not the
+    engine that rank 0 opened."""
     manifest = read_manifest(Path(hello.path))
     if manifest.digest != hello.digest:
         raise EngineFormatError("the engine has changed since rank 0 opened it", "load it again")

@@ -1,4 +1,4 @@
-"""What executors that sample on the device take and give: then only token ids come back, and steps can overlap."""
+"""Inputs and results of executors that sample on the device: only token ids come back, and steps can overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 class SamplingRow(NamedTuple):
     """How one logit row is sampled. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
-    The random choice depends on seed (64 bits) and counter (the token's number in its request) alone.
+    The random choice depends only on seed (64 bits) and counter (the token's index in its request).
     """
 
     temperature: float
@@ -34,7 +34,8 @@ GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
 def fill_rows(arrays: Mapping[str, np.ndarray], first: int, rows: Sequence[SamplingRow | None]) -> None:
-    """Write rows from number `first` on to the arrays of `SAMPLING`; those that the host samples are greedy."""
+    """Write rows to the arrays of `SAMPLING`, from index `first` on; rows that the host samples (None) are written as
+    greedy."""
     if not rows:
         return
     part = slice(first, first + len(rows))
@@ -46,11 +47,11 @@ def fill_rows(arrays: Mapping[str, np.ndarray], first: int, rows: Sequence[Sampl
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What one step sampled.
+    """The tokens that one step sampled.
 
-    token_ids: int32 `[L]`, -1 where the logits are not numbers. logprobs: float32 `[L]`, of the ids. top_ids and
-    top_logprobs: `[L, TOP_LOGPROBS]`, the likeliest tokens of each row, best first, -1 where there are no more.
-    logits: float32 `[L, vocab]` if some row was to be sampled by the host, else None.
+    token_ids: int32 `[L]`, -1 if the row's logits are not numbers. logprobs: float32 `[L]`, of these tokens. top_ids
+    and top_logprobs: `[L, TOP_LOGPROBS]`, the likeliest tokens of each row, best first, padded with -1. logits: float32
+    `[L, vocab]` if the host samples some row, else None.
     """
 
     token_ids: np.ndarray
@@ -62,9 +63,10 @@ class Sampled(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class SamplingExecutor(Protocol):
-    """An executor that may sample. Two steps may be under way: the second may begin with tokens of the first.
+    """An executor that may sample on the device. Two steps may be in flight: the second may use tokens that the first
+    samples.
 
-    samples: whether it can for its engine.
+    samples: whether it can sample for its engine.
     """
 
     @property
@@ -73,14 +75,15 @@ class SamplingExecutor(Protocol):
         ...
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Any:
-        """Start a step that samples one token per logit row, except where the host will (None); returns at once.
+        """Start a step that samples one token per logit row, except for rows that the host samples (None); returns at
+        once.
 
-        A negative token id is a `pending_token` of the step that was submitted before.
+        A negative token id is a `pending_token` of the previously submitted step.
         """
         ...
 
     def collect(self, ticket: Any) -> Sampled:
-        """Wait for the oldest submitted step. The arrays are valid until two more are submitted."""
+        """Wait for the oldest submitted step. The arrays are valid until two more steps are submitted."""
         ...
 
 
@@ -90,8 +93,8 @@ def sampling(executor: Executor) -> SamplingExecutor | None:
 
 
 def greedy_tokens(executor: Executor, batch: ScheduledBatch) -> list[int]:
-    """Run one step; of each logit row the likeliest token, 0 where logits are not numbers."""
-    if (device := sampling(executor)) is not None:  # no logits travel
+    """Run one step; returns the likeliest token of each logit row, 0 if the device finds no finite largest logit."""
+    if (device := sampling(executor)) is not None:  # no logits are copied
         ticket = device.submit(batch, [GREEDY] * batch.num_logit_rows)
         return device.collect(ticket).token_ids.clip(0).tolist()
     if (choosing := greedy(executor)) is not None:
@@ -100,8 +103,8 @@ def greedy_tokens(executor: Executor, batch: ScheduledBatch) -> list[int]:
 
 
 def likeliest_tokens(executor: Executor, batch: ScheduledBatch) -> list[tuple[int, ...]]:
-    """Run one step; of each logit row the likeliest token, 0 where logits are not numbers, and behind it the second,
-    where the executor does not find the first alone."""
+    """Run one step; returns the likeliest token of each logit row as in `greedy_tokens`, and after it the second
+    likeliest, unless the executor only finds the first."""
     if (device := sampling(executor)) is not None:
         sampled = device.collect(device.submit(batch, [GREEDY] * batch.num_logit_rows))
         firsts = sampled.token_ids.clip(0).tolist()

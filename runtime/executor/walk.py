@@ -1,4 +1,4 @@
-"""Walks a launch plan: what each launch of a step is given, as places in memory that the executor resolves."""
+"""Walks a launch plan: the arguments of each launch of a step, as symbolic pointers that the executor resolves."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class LaunchPointer:
 
 @dataclass(frozen=True)
 class LaunchArgument:
-    """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
-    `offset + per_token * num_tokens + per_own * first_own`; there, `name` is that of a weight."""
+    """An argument of a launch, symbolic in the step's sizes: one of `SIZES` by its name, or, if `space` is not "", a
+    pointer to byte `offset + per_token * num_tokens + per_own * first_own` of that memory; `name` is then as in
+    LaunchPointer."""
 
     name: str
     space: str = ""
@@ -66,7 +67,7 @@ class LaunchArgument:
     per_own: int = 0
 
     def value(self, sizes: Mapping[str, int]) -> LaunchPointer | int:
-        """The argument in a batch with these sizes: an integer, or where a pointer points."""
+        """The argument's value in a batch with these sizes: an integer or a pointer."""
         if not self.space:
             return sizes[self.name]
         at = self.offset + self.per_token * sizes["num_tokens"]
@@ -77,8 +78,8 @@ class LaunchArgument:
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A launch with its arguments as places and integers, and its grid as numbers; no dimension is 0. exchanged: what a
-    communicator may do instead."""
+    """A launch with the values of its arguments and its grid, of which no dimension is 0. exchanged: a communicator's
+    calls that may replace it."""
 
     launch: Launch
     args: list[LaunchPointer | int]
@@ -88,8 +89,9 @@ class BoundLaunch:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """One call of a communicator: "all_reduce", "all_gather", "reduce_scatter", or "reduce" and "broadcast", to and of
-    the last rank. source, target: float32 in front of what is read and written. count: float32 of a rank."""
+    """One call of a communicator: "all_reduce", "all_gather", "reduce_scatter", or "reduce" and "broadcast" with the
+    last rank as root. source, target: offsets, in float32 values, of what is read and written. count: float32 values of
+    each rank."""
 
     op: str
     source: int
@@ -98,7 +100,7 @@ class Exchanged:
 
 
 def exchanged(facts: Exchange, sizes: Mapping[str, int]) -> tuple[Exchanged, ...]:
-    """The calls of an exchange in a step, without those of nothing. sizes: of a rank, see `Phase.rank_sizes`."""
+    """The calls of an exchange in a step, without empty ones. sizes: those of a rank, see `Phase.rank_sizes`."""
     count = facts.count.value(sizes)
     if facts.op not in BY_ROWS:
         return (Exchanged(facts.op, 0, 0, count),) if count else ()
@@ -114,8 +116,8 @@ def exchanged(facts: Exchange, sizes: Mapping[str, int]) -> tuple[Exchanged, ...
 
 class Walker:
     """Binds the launches of a program's plan to the sizes of a step, and those of a KV layer to its place in the cache
-    and to the arrays of its group. section: see `Section`; "" is the program. multiprocessors: of the device; runs that
-    need more are launched one by one."""
+    and to the arrays of its group. Arguments named section: see `Section`; "" is the whole program. multiprocessors: of
+    the device; runs that need more are launched one by one."""
 
     def __init__(
         self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits, multiprocessors: int = 0
@@ -126,7 +128,8 @@ class Walker:
         self._cache, self._limits = cache, limits
 
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[LaunchArgument, ...]]]:
-        """All launches of a step in order. A section that runs behind a step has nothing before or after its own."""
+        """All launches of a step in order. A section that runs after a step has only its own launches, none before or
+        after them."""
         around = self._program.samples_in(section)
         before = [((), launch) for launch in phase.before if around]
         after = [((), launch) for launch in phase.after if around]
@@ -134,14 +137,15 @@ class Walker:
         return [self._bound(calls, launch, phase) for calls, launch in (*before, *steps, *after)]
 
     def _bound(self, calls: Sequence[Call], launch: Launch, phase: Phase) -> tuple[Launch, tuple[LaunchArgument, ...]]:
-        """A launch with its arguments: of a rank's own rows alone, where its call is and the phase divides them."""
+        """A launch with its arguments: for a rank's own rows only, if its call is for own rows and the phase divides
+        the rows."""
         if phase.own is None or not any(call.own for call in calls):
             return launch, self.arguments(launch, *calls)
         own = _of_own_rows(launch)
         return own, self.arguments(own, *calls, own=True)
 
     def _steps(self, phase: Phase, section: str) -> Iterator[tuple[tuple[Call, ...], Launch]]:
-        """The launches of a section's steps, each with its call, or with those of its run."""
+        """The launches of a section's steps, each with its call, or with all calls of its run."""
         numbers, at = self._program.steps_of(section), 0
         runs = {run.first: run for run in phase.runs if run.multiprocessors <= self._multiprocessors}
         while at < len(numbers):
@@ -163,8 +167,8 @@ class Walker:
                 yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z), calls)
 
     def arguments(self, launch: Launch, *calls: Call, own: bool = False) -> tuple[LaunchArgument, ...]:
-        """What a launch is given: one of a call, of a run's calls, or, without any, of what comes before or after. own:
-        operands from a rank's first own row on."""
+        """The arguments of a launch: of one call, of a run's calls, or (without calls) of a launch before or after the
+        steps. own: whether operands begin at the rank's first own row."""
         return tuple(self._argument(arg, calls, own) for arg in launch.args)
 
     def _argument(self, arg: LaunchArg, calls: Sequence[Call], own: bool) -> LaunchArgument:
@@ -202,11 +206,11 @@ class Walker:
                 return LaunchArgument("", "arena", moved, self._buffers[operand.name].offset, row)
             case WeightOperand():
                 return LaunchArgument(operand.name, "weight", moved)
-        return LaunchArgument("", operand.name, moved, per_own=row)  # of the batch, or a result
+        return LaunchArgument("", operand.name, moved, per_own=row)  # an array of the batch, or a result
 
 
 def _of_own_rows(launch: Launch) -> Launch:
-    """The launch, for as many rows as are a rank's own."""
+    """The launch with its row count replaced by the number of a rank's own rows."""
     args = tuple(SizeArg(OWN_TOKENS) if arg == SizeArg("num_tokens") else arg for arg in launch.args)
     return msgspec.structs.replace(launch, args=args, grid=tuple(map(_of_own_extent, launch.grid)))
 

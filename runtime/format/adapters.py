@@ -1,4 +1,4 @@
-"""What an engine with room for adapters says of that room: its pools, and which module's adapter goes where."""
+"""The room for adapters as an engine describes it: its pools, and the place in them for each weight's adapter."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import msgspec
 
 from .batch import BatchArray
 
-ADAPTER = BatchArray("adapter", ("T",), fill=-1)  # the slot of the adapter of a token's row, -1 for none
+ADAPTER = BatchArray("adapter", ("T",), fill=-1)  # the adapter slot of each token, -1 if it has no adapter
 MAX_RANK = 256
 DORA = "+dora"
-ADAPTER_SECTION = "adapters"  # the section that runs where a row of a batch has one
+ADAPTER_SECTION = "adapters"  # the section that runs if a token of the batch has an adapter
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One weight of a program that is written at run time, `slots` parts of equal size: of each, matrices [n, k].
+    """A weight of a program that is written at run time: `slots` parts of equal size, each of which holds matrices [n,
+    k].
 
-    The file of weights has no bytes of it; it begins as zeros. Elements of type `dtype` lie in rows, or, where `tile`
-    is more than 1, in tiles of so many rows: [n / tile, k, tile], the last tile filled up with zeros. first: how many
-    parts of that size lie before those of the slots, and stay zeros.
+    It is not in the file of weights and begins as zeros. Elements of type `dtype` lie in rows, or, if `tile` is more
+    than 1, in tiles of so many rows: [n / tile, k, tile], the last tile padded with zeros. first: how many parts of
+    that size come before the slots and stay zeros.
 
-    cuts: by rank, its ranges of the axis `axis` of all matrices [matrices, n, k], where ranks have parts, of which
-    matrices, n and k are the sizes then; nothing of a rank whose part stays zeros. Empty where all have the same.
+    cuts: if ranks hold parts, each rank's ranges of axis `axis` of all matrices [matrices, n, k]; matrices, n and k are
+    then the sizes of a part. A rank without ranges has zeros. Empty if all ranks hold the same.
     """
 
     weight: str
     slots: int
-    matrices: int  # per slot: 1, or one for each expert
+    matrices: int  # per slot: 1, or the number of experts
     n: int
     k: int
     dtype: str
@@ -38,19 +39,18 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where the low-rank change of one weight of the model goes: y += B (A x).
 
-    parameter: the weight's name in the checkpoint, [n, k], or [experts, n, k]. a, b: the pools, by weight. row: the
-    first of the rows of a slot of `a` that are this site's. columns: a float32 weight [k] with which the columns of A
-    are multiplied, because the input of the layer was divided by it; rows: [n], the same of B's rows; "" for none.
-    gguf: the tensors that llama.cpp has it as, one above the other; gguf_rows: a float32 weight [n], which of their
-    rows each of its own is, "" where the order is the same.
+    parameter: the weight's name in the checkpoint, [n, k], or [experts, n, k]. a, b: the weights of their pools. row:
+    this site's first row in a slot of `a`. columns: a float32 weight [k] by which the columns of A are multiplied,
+    because the input of the layer was divided by it; rows: [n], the same for B's rows; "" for none. gguf: llama.cpp's
+    tensors that, stacked along their rows, are this weight; gguf_rows: a float32 weight [n], for each row the index of
+    its row there, "" if the order is the same.
 
-    table: it is an embedding of n tokens, whose rows of B are gathered; A lies turned, [k, rank]. tied: what the
-    checkpoint calls another layer with the same matrix, be it a site or not; "" for none. bias: the pool of a vector
-    [n] that is added, too. gain: the pool of a vector [n] of factors less 1, with which what the layer gives without an
-    adapter is multiplied (DoRA). base: the weight of the program that has the parameter's values from row `base_row`
-    on, where they may be asked for; base_cuts: by rank, its ranges of the axis `base_axis` of [n, k], which lie one
-    behind the other there; empty where a rank that has the weight has all of it. base_bias: a float32 weight [n], what
-    the layer adds by itself.
+    table: whether it is an embedding of n tokens, whose rows of B are gathered; A is transposed, [k, rank]. tied: the
+    checkpoint's name of another layer with the same matrix, whether that is a site or not; "" for none. bias: the pool
+    of a vector [n] that is added, too. gain: the pool of a vector [n]; the layer's output without an adapter is
+    multiplied by 1 + gain (DoRA). base: the weight of the program that has the parameter's values from row `base_row`
+    on, if adapters may need them; base_cuts: each rank's ranges of axis `base_axis` of [n, k], stored one after the
+    other; empty if a rank that holds the weight holds all of it. base_bias: a float32 weight [n], the layer's own bias.
     """
 
     parameter: str
@@ -76,22 +76,22 @@ class AdapterSite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class AdapterRoom(msgspec.Struct, frozen=True, array_like=True):
-    """Which adapters fit: of at most this rank, of these weights, by name; those again, with DORA behind the name, that
-    may have magnitudes."""
+    """Which adapters fit: the largest rank, and the names of the weights; a weight that may have magnitudes is listed a
+    second time, with DORA after its name."""
 
     rank: int
     sites: tuple[str, ...]
 
     def lacking(self, other: AdapterRoom) -> str:
-        """What `other` has room for and this has none for, in words; "" for nothing."""
+        """A text that says what `other` has room for and this has not; "" if there is nothing."""
         if self.rank < other.rank:
             return f"rank {other.rank}"
         return min(set(other.sites).difference(self.sites), default="")
 
 
 class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Room for `slots` adapters of at most this rank in memory at once. gguf: what llama.cpp calls the model's
-    architecture; "" where it has none."""
+    """Room for `slots` adapters of at most this rank in memory at once. gguf: llama.cpp's name of the model's
+    architecture; "" if it has none."""
 
     slots: int
     rank: int

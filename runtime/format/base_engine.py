@@ -1,4 +1,4 @@
-"""A delta engine: weights that differ from those of another engine, which has everything else."""
+"""Delta engines: an engine that holds only the weights that differ from another engine, which holds all other files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .present import MANIFEST_FILE, ONE_FILE, is_engine
 
 
 def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) -> Manifest:
-    """A delta engine's manifest with the files that it takes from its base, which lies where it was when the delta was
-    written, or beside it, as a directory or as one file. read: gives an engine's manifest. EngineFormatError if the
-    base is at no such place."""
+    """A delta engine's manifest, extended by the files that it takes from its base. The base is looked for where it was
+    when the delta was written, and beside the delta, as a directory or as one file. read: reads an engine's manifest.
+    EngineFormatError if the base is at none of these places."""
     base = manifest.base
     assert base is not None
     if "\0" in base.path or not Path(base.path).name:

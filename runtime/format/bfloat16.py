@@ -1,4 +1,4 @@
-"""bf16 values as numpy has them: their bits, uint16."""
+"""bf16 values in numpy, as their bits, uint16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 def bf16_bits(array: np.ndarray) -> np.ndarray:
     """float32 of any shape -> uint16 bf16 bits of that shape, rounded to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = bits >> 16  # in place from here on: many megabytes of an adapter are converted while steps run
+    rounded = bits >> 16  # in place from here on, because many megabytes of an adapter may be converted while steps run
     rounded &= 1
     rounded += bits
     rounded += np.uint32(0x7FFF)

@@ -1,4 +1,5 @@
-"""canaries.json: a few prompts, and what the model answers to them by the compiler's own arithmetic in float32."""
+"""canaries.json: a few prompts and the model's logits for them, computed by the compiler's own interpreter in
+float32."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ CANARIES_FILE = "canaries.json"
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt's token ids, and for some of its positions the logits of some ids: those of `ids[i]` are `logits[i]`.
+    """A prompt's token ids, and the logits of some ids at some positions: `logits[i]` are those of `ids[i]` at
+    `positions[i]`.
 
     For an engine that embeds, `ids` are dimensions of the hidden states.
     """
@@ -20,9 +22,10 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Canaries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prompts, and how far kernels may be off: of each position the root mean square of the difference over that of
-    the answers about their mean, and of these the median of a prompt. Kernels round activations to 8 or 16 bits, so
-    they never agree in every digit; and where that sends a token to another expert, its whole answer differs."""
+    """The prompts, and the largest error that is allowed. The error of a position is the RMS of the difference, divided
+    by the standard deviation of the answers; the error of a prompt is the median over its positions. Kernels round
+    activations to 8 or 16 bits, so digits always differ; and if rounding sends a token to another expert, its whole
+    answer differs."""
 
     allowed: float
     prompts: list[Canary]

@@ -1,4 +1,4 @@
-"""Large files are compared with their digests in threads, while the process prepares the rest."""
+"""Compares large files with their digests in threads, while the process prepares the rest."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from threading import Thread
 
 from ..system import allowed_cores
 
-Part = tuple[str, Callable[[], bool]]  # a path, and whether a part of that file is as it was
+Part = tuple[str, Callable[[], bool]]  # a path, and a function: whether a part of that file matches its digest
 
 
 class Comparison:
-    """Parts of files, each compared by whoever is free: all cores but one at once, the last with `finish`.
+    """Compares parts of files in threads: on all cores but one at once, and on the last one in `finish`.
 
     The parts should release the GIL for most of their time.
     """
@@ -26,7 +26,7 @@ class Comparison:
             thread.start()
 
     def finish(self) -> set[str]:
-        """The paths of the files that differ. What a part raised is raised here."""
+        """Wait for all parts; the paths of the files that differ. An exception of a part is raised here."""
         self._work()
         for thread in self._threads:
             thread.join()
@@ -35,7 +35,7 @@ class Comparison:
         return self._wrong
 
     def drop(self) -> None:
-        """Stop: wait for the parts in progress, and begin no other."""
+        """Stop: begin no other part, and wait for those in progress."""
         self._parts.clear()
         for thread in self._threads:
             thread.join()
@@ -49,5 +49,5 @@ class Comparison:
             try:
                 if not same():
                     self._wrong.add(path)
-            except Exception as error:  # raised where it is waited for
+            except Exception as error:  # raised by `finish`
                 self._errors.append(error)

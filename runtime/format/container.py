@@ -1,4 +1,4 @@
-"""Where the files of an engine lie: named byte ranges of a directory or of one file. Nothing above asks which."""
+"""Access to the files of an engine, whether it is a directory or one file: callers see named byte ranges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-NO_FILE = -1  # in place of a size: a link, a device or the like
+NO_FILE = -1  # the size of anything but a plain file: a link, a device or the like
 
 
 class Container(Protocol):
@@ -15,30 +15,31 @@ class Container(Protocol):
 
     @property
     def path(self) -> Path:
-        """The engine, as the user gave it."""
+        """The engine's path, as the user gave it."""
         ...
 
     @property
     def modified(self) -> float:
-        """When it was written, in seconds since 1970."""
+        """When the engine was written, in seconds since 1970."""
         ...
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file by name; NO_FILE for anything but a plain file."""
+        """The size in bytes of each file by name; NO_FILE for anything but a plain file."""
         ...
 
     def size(self, name: str) -> int:
-        """Bytes of one of them. EngineFormatError if there is none of that name."""
+        """The size in bytes of a file. EngineFormatError if there is no file of that name."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A copy of a range. EngineFormatError if there is none of that name, or it cannot be read."""
+        """A copy of a file's bytes. EngineFormatError if there is no file of that name, or if it cannot be read."""
         ...
 
     def map(self, name: str) -> memoryview:
-        """A range, read-only and not copied, valid as long as the view is. EngineFormatError as for `read`."""
+        """A read-only view of a file's bytes, not copied, valid as long as the view exists. EngineFormatError as for
+        `read`."""
         ...
 
     def reading(self) -> AbstractContextManager[Callable[[str], bytes]]:
-        """`read` for many ranges, which costs less for each."""
+        """A context that gives a cheaper `read`, for reading many files."""
         ...

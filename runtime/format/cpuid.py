@@ -1,4 +1,4 @@
-"""The features of a CPU by macOS and Windows, under the names that Linux has for them."""
+"""The features of a CPU on macOS and Windows, under Linux's names for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ..errors import IccError
 from ..system import mac_number
 
-# By machine the names of sysctl (XNU, bsd/kern/kern_mib.c). All of Apple's own CPUs have atomics and dot products,
-# which the first macOS for them did not tell.
+# By machine, sysctl's names (XNU, bsd/kern/kern_mib.c). All of Apple's own CPUs have atomics and dot products, which
+# the first macOS for them did not report.
 _SYSCTL = {
     "x86-64": {
         "avx2": "avx2_0",
@@ -28,7 +28,7 @@ _LEAF7 = {
     "avx2": 32 + 5, "avx512f": 32 + 16, "avx512dq": 32 + 17, "avx512bw": 32 + 30, "avx512vl": 32 + 31,
     "avx512_vnni": 64 + 11,
 }  # fmt: skip
-_AVX_STATE, _AVX512_STATE = 0x6, 0xE6  # of XCR0: the registers that the system saves
+_AVX_STATE, _AVX512_STATE = 0x6, 0xE6  # bits of XCR0: the registers that the system saves
 # void cpuid(uint32_t out[4], uint32_t leaf, uint32_t subleaf), and uint32_t xgetbv(), as Windows calls functions.
 CPUID = bytes.fromhex("53 4989C9 89D0 4489C1 0FA2 418901 41895904 41894908 4189510C 5B C3")
 XGETBV = bytes.fromhex("31C9 0F01D0 C3")
@@ -37,14 +37,16 @@ Cpuid = Callable[[int, int], int]
 
 
 def macos_flags(machine: str, sysctl: Callable[[str], int] | None = None) -> frozenset[str]:
-    """sysctl: the number that a name of hw.optional has; 0 where there is none. None: as this Mac says."""
+    """The features of a Mac's CPU. sysctl: gives the number of a name in hw.optional, 0 if there is none; None: ask
+    this Mac."""
     read = sysctl or mac_number
     found = {flag for flag, name in _SYSCTL.get(machine, {}).items() if read(f"hw.optional.{name}")}
     return frozenset(found) | (_APPLE if machine == "arm64" else frozenset())
 
 
 def windows_flags(machine: str) -> frozenset[str]:
-    """What Windows says of an arm64 CPU; what one of x86-64 says itself, as Windows tells of few features."""
+    """The features of this CPU: on arm64 as Windows reports them; on x86-64 from cpuid, because Windows reports few
+    features."""
     if machine == "arm64":
         has = _kernel32().IsProcessorFeaturePresent
         return frozenset(flag for flag, number in _WINDOWS.items() if has(number))
@@ -52,8 +54,8 @@ def windows_flags(machine: str) -> frozenset[str]:
 
 
 def x86_flags(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
-    """The features whose registers the system saves when it switches threads. cpuid: the four registers of a leaf and
-    subleaf, eax the lowest 32 bits."""
+    """The features whose registers the system saves when it switches threads. cpuid: gives the four registers for a
+    leaf and subleaf as one number, with eax in the lowest 32 bits."""
     most, one = cpuid(0, 0) & 0xFFFFFFFF, cpuid(1, 0)
     saved = xgetbv() if one >> _OSXSAVE & 1 else 0
     if most < 7 or saved & _AVX_STATE != _AVX_STATE:
@@ -69,8 +71,8 @@ def x86_flags(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
 
 
 def machine_code() -> tuple[Cpuid, Callable[[], int]]:
-    """cpuid and xgetbv, which Python has no way to, as functions in memory of their own. IccError where the system
-    gives none that runs."""
+    """The instructions cpuid and xgetbv, which Python cannot call, as functions of machine code in memory. IccError if
+    the system gives no executable memory."""
     allocate = _kernel32().VirtualAlloc
     allocate.restype, allocate.argtypes = c_void_p, (c_void_p, c_size_t, c_uint32, c_uint32)
     place = allocate(None, 4096, 0x3000, 0x40)  # MEM_COMMIT | MEM_RESERVE, PAGE_EXECUTE_READWRITE

@@ -1,4 +1,4 @@
-"""Decoding the JSON files of an engine, with errors that say which file, and which field."""
+"""Decodes the JSON files of an engine, with errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from ..errors import EngineFieldError, EngineFormatError
 COPY_AGAIN = "copy the engine again from where it was made, or compile the model again"
 _NEWER = "a field that this one does not know is of a later version"
 T = TypeVar("T")
-_MOST = 500  # characters of what is wrong, in which names of fields may stand
+_MOST = 500  # characters of an error text, which may quote names of fields
 
 
 def decode(raw: bytes, name: str, kind: type[T]) -> T:
-    """The content of file `name`. EngineFieldError where a field is not as it must be, EngineFormatError where it is no
-    JSON."""
+    """Decode the content of file `name`. EngineFieldError if a field is wrong, EngineFormatError if it is not JSON."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The seal of engine.json: its last field is a digest of the file's other bytes, so that no byte can change unseen."""
+"""The seal of engine.json: its last field is a digest of the file's other bytes, so that any change is noticed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digest_of(raw: bytes, digest: str) -> str:
 
 
 def check_seal(raw: bytes, digest: str) -> None:
-    """EngineFormatError unless a file's bytes have this digest, which stands in it."""
+    """Raise EngineFormatError unless the file's bytes have this digest, which is part of the file."""
     if digest and digest_of(raw, digest) != digest:
         raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", COPY_AGAIN)
 
@@ -31,7 +31,7 @@ def encode_sealed(manifest: Manifest) -> bytes:
 
 
 def sealed(facts: msgspec.Struct) -> bytes:
-    """The bytes of a file whose field `digest` seals it."""
+    """The JSON bytes of a struct whose field `digest` seals it."""
     blank = msgspec.structs.replace(facts, digest=_BLANK)
     raw = msgspec.json.format(msgspec.json.encode(blank), indent=2) + b"\n"
     return raw.replace(_BLANK.encode(), digest_of(raw, _BLANK).encode())

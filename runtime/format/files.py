@@ -1,4 +1,5 @@
-"""The files of an engine: what was hashed is what is used, whoever replaces a file in between."""
+"""The files of an engine. The bytes that were verified are those that are used, even if a file is replaced in
+between."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from .manifest import PIECE, BaseEngine, FileEntry
 from .open_container import open_container
 from .present import MANIFEST_FILE
 
-# Writes the BLAKE3 digests of pieces of so many bytes, from a number on that threads share, as they share the digests.
+# Writes BLAKE3 digests of pieces (bytes, piece size, number of the next piece, digests); threads share the last two.
 DigestPieces = Callable[[memoryview, int, c_int64, "Array[c_char]"], None]
-_LARGE = 1 << 20  # bytes; smaller files take no longer than the threads' talk about them
+_LARGE = 1 << 20  # bytes; hashing a smaller file costs less than handing it to a thread
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
 class EngineFiles:
-    """Reads and maps the files that a manifest lists; paths are those of the manifest, within `container`, or within
-    `base` where they are shared with that.
+    """Reads and maps the files that a manifest lists. Paths are those of the manifest, within `container`, or within
+    `base` for files that are shared with it.
 
-    With `verify`, whatever `read` returns has the sha256 of the manifest, and so has what `begin` was given as mapped
-    once `finish` returns.
-    (A mapped file may still be changed in place: whoever may do that can change a running process as well.)
+    With `verify`, the bytes that `read` returns have the sha256 of the manifest. When `finish` returns, the mapped
+    files that were passed to `begin` have it, too. (A mapped file may still be changed in place, but whoever can do
+    that can also change a running process.)
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class EngineFiles:
     ) -> None:
         self._container, self._files, self._verify = container, files, verify
         self._shared = {} if base is None else dict.fromkeys(base.shared, open_container(Path(base.path)))
-        self._contents: dict[str, bytes] = {}  # checked, and not yet asked for
+        self._contents: dict[str, bytes] = {}  # verified, but not yet read
         self._used: frozenset[str] = frozenset()
         self._begun: set[str] = set()
         self._compared = files
@@ -49,7 +50,7 @@ class EngineFiles:
         return self._verify
 
     def map(self, path: str) -> memoryview:
-        """A file, read-only and not copied; valid as long as the view is."""
+        """A read-only view of a file, not copied; valid as long as the view exists."""
         return self._place(path).map(path)
 
     def _place(self, path: str) -> Container:
@@ -71,11 +72,11 @@ class EngineFiles:
         digest: DigestPieces | None = None,
         others: Collection[str] = (),
     ) -> None:
-        """Start to compare the large files, on other threads: nothing to do without `verify`. Ends with `finish`.
+        """Start to verify the large files on other threads; `finish` ends this. Does nothing without `verify`.
 
-        The contents of `used` are kept for `read`; a file that is mapped is hashed where it is mapped, in pieces if
-        they have digests that can be made here: by `digest`, those of BLAKE3; None: as a whole. others: files that
-        other processes use, and compare.
+        The contents of `used` are kept for `read`. mapped: views of mapped files, which are hashed in place: piece by
+        piece if the manifest has digests of pieces, else as a whole. digest: computes BLAKE3 digests of pieces; None: a
+        file with such digests is hashed as a whole. others: files that other processes use and verify.
         """
         self._used = frozenset(used)
         self._compared = {path: entry for path, entry in self._files.items() if path not in others}
@@ -89,9 +90,9 @@ class EngineFiles:
         self._comparison = Comparison(parts)
 
     def finish(self) -> None:
-        """EngineFormatError for the first file (by path) whose sha256 differs; nothing to do without `verify`.
+        """Raise EngineFormatError for the first file (by path) whose digest differs; does nothing without `verify`.
 
-        Compares the small files here, and helps with those that were begun.
+        Verifies the small files in this thread, then helps with the large ones.
         """
         if not self._verify or self._comparison is None:
             return
@@ -103,7 +104,7 @@ class EngineFiles:
             raise self._changed(min(wrong))
 
     def drop(self) -> None:
-        """Stop what was begun: the mapped files are of no use any more."""
+        """Stop verifying: the mapped files are not needed any more."""
         comparison, self._comparison = self._comparison, None
         for pieces in self._pieces:
             pieces.drop()
@@ -111,7 +112,7 @@ class EngineFiles:
             comparison.drop()
 
     def _mapped_parts(self, path: str, content: memoryview, digest: DigestPieces | None) -> list[Part]:
-        """What is to be compared of a mapped file: its pieces, of which all but the last are whole, or the file."""
+        """The parts of a mapped file to verify: its pieces, all full except the last, or the whole file."""
         entry = self._files[path]
         wanted = entry.pieces
         if not (len(wanted) - 1) * PIECE < len(content) <= len(wanted) * PIECE or (
@@ -129,7 +130,8 @@ class EngineFiles:
         return [(path, partial(same, at)) for at in range(len(wanted))]
 
     def _is_same(self, path: str, read: Callable[[str], bytes] | None = None) -> bool:
-        """read: what reads many files of the container."""
+        """Whether a file has its sha256. read: a function that reads many files of the container; None: read it
+        alone."""
         content = read(path) if read is not None and path not in self._shared else self._place(path).read(path)
         if path in self._used:
             self._contents[path] = content
@@ -142,14 +144,15 @@ class EngineFiles:
 
 
 class _Pieces:
-    """The pieces of a mapped file, which all threads that `work` share: none waits for Python between them."""
+    """The pieces of a mapped file. All threads that call `work` share them and do not wait for the GIL between
+    pieces."""
 
     def __init__(self, path: str, content: memoryview, wanted: list[str], digest: DigestPieces) -> None:
         self.path, self._content, self._wanted, self._digest = path, content, wanted, digest
         self._following, self._found = c_int64(), (c_char * (32 * len(wanted)))()
 
     def work(self) -> bool:
-        """Compute digests of pieces until all are taken. They are compared when all threads are done."""
+        """Compute digests of pieces until none is left; always True. They are compared when all threads are done."""
         self._digest(self._content, PIECE, self._following, self._found)
         return True
 

@@ -14,25 +14,25 @@ from ..system import READ, READ_NO_LINK
 from .container import NO_FILE
 from .present import MANIFEST_FILE
 
-_SMALL, _LARGE = 1 << 16, 1 << 20  # bytes; most files are smaller than the first, room for which costs no system call
+_SMALL, _LARGE = 1 << 16, 1 << 20  # bytes; most files fit the first, which is allocated without a system call
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
 class Folder:
-    """An engine directory. No link is followed."""
+    """An engine directory. Symbolic links are not followed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def modified(self) -> float:
-        """When its manifest was written."""
+        """When its manifest was written, in seconds since 1970."""
         return (self.path / MANIFEST_FILE).stat().st_mtime
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file below the directory."""
+        """The size in bytes of each file below the directory."""
         found: dict[str, int] = {}
-        folders = [""]  # below the root, with the slash behind
+        folders = [""]  # relative to the root, with a trailing slash
         while folders:
             below = folders.pop()
             for entry in _entries(self.path / below):
@@ -45,7 +45,7 @@ class Folder:
         return found
 
     def size(self, name: str) -> int:
-        """Bytes of a file. EngineFormatError if it is missing."""
+        """The size of a file in bytes. EngineFormatError if it is missing."""
         try:
             return (self.path / name).stat(follow_symlinks=False).st_size
         except OSError as error:
@@ -56,7 +56,7 @@ class Folder:
         return _content(name, self.path / name)
 
     def map(self, name: str) -> memoryview:
-        """A file, mapped. EngineFormatError if it is missing or empty."""
+        """A view of a mapped file. EngineFormatError if it is missing or empty."""
         try:
             with _opened(self.path / name) as stream:
                 return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
@@ -65,7 +65,7 @@ class Folder:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], bytes]]:
-        """`read` by a descriptor of the directory."""
+        """`read` relative to an open descriptor of the directory, which is cheaper."""
         if os.open not in os.supports_dir_fd:
             yield self.read
             return
@@ -81,7 +81,8 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _content(name: str, place: Path | str, folder: int | None = None) -> bytes:
-    """All of a file; folder: a descriptor of the directory that `place` is relative to."""
+    """The content of a file. folder: a descriptor of the directory that `place` is relative to; None: the current
+    one."""
     try:
         descriptor = os.open(place, READ_NO_LINK, dir_fd=folder)
         try:
@@ -100,7 +101,7 @@ def _unreadable(name: str, error: OSError) -> EngineFormatError:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing in one that cannot be read, so that its files are missing."""
+    """The entries of a folder; none if it cannot be read, so that its files count as missing."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)

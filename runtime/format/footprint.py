@@ -1,4 +1,4 @@
-"""What a loaded engine takes of memory, byte for byte as the executors allocate it."""
+"""How much memory a loaded engine takes, to the byte, as the executors allocate it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .kv import KVLayout, KVMemory
 from .manifest import Limits
 from .program import Program
 
-GPU_ALIGN = 256  # bytes, of a GPU's buffers
-LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20, "hip": 256 << 20}  # of the largest buffer of logits, by back end
+GPU_ALIGN = 256  # bytes, alignment of a GPU's buffers
+LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20, "hip": 256 << 20}  # bytes of the logits buffer, by back end
 # The share of free memory that the KV cache may fill; a GPU's driver needs some for modules and graphs.
 KV_SHARES = {"cpu": 0.4, "cuda": 0.92, "hip": 0.92}
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Bytes of an engine's buffers. weights: as packed. adapters: room for them. arena: activations of the largest
-    step. scratch: what kernels of a GPU share beside it. logits: of one step. kv_sequence, kv_batch: the KV cache of
-    one sequence of full length, and of a full batch of them."""
+    """The sizes in bytes of an engine's buffers. weights: as packed. adapters: the room for them. arena: activations of
+    the largest step. scratch: memory that GPU kernels use besides the arena. logits: of one step. kv_sequence,
+    kv_batch: the KV cache for one sequence of full length, and for a full batch of them."""
 
     weights: int
     arena: int
@@ -32,18 +32,18 @@ class Footprint(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> int:
-        """What it takes whatever is asked of it: all but the KV cache."""
+        """The bytes that do not depend on the requests: all but the KV cache."""
         return self.weights + self.adapters + self.arena + self.scratch + self.logits
 
     def as_json(self) -> dict[str, int]:
-        """All of it by name, with the total of a full batch."""
+        """All sizes by name, and the total for a full batch."""
         return {**msgspec.structs.asdict(self), "total": self.fixed + self.kv_batch}
 
 
 def footprint(program: Program, limits: Limits, backend: str, scratch: int | None = None) -> Footprint:
-    """The bytes of a program within its limits on a back end: "cpu", "cuda" or "hip".
+    """The footprint of a program within its limits on a back end: "cpu", "cuda" or "hip".
 
-    scratch: bytes, of a program whose launch plan is not made yet; None: those of its plan.
+    scratch: bytes, for a program whose launch plan is not made yet; None: as its plan says.
     """
     largest = batch_limits(program, limits, LOGITS_BYTES[backend])
     align = 1 if backend == "cpu" else GPU_ALIGN
@@ -66,7 +66,8 @@ def footprint(program: Program, limits: Limits, backend: str, scratch: int | Non
 
 
 def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLimits:
-    """The largest step, whose logits take no more than so many bytes unless a full batch of decodes needs more."""
+    """The sizes of the largest step. Its logits take at most `logits_bytes` bytes, unless a full decode batch needs
+    more."""
     seqs = min(limits.max_batch_size, limits.max_step_tokens)
     rows = max(logits_bytes // (4 * program.vocab_size), seqs)
     groups = program.kv.groups
@@ -76,13 +77,14 @@ def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLi
 
 
 def sequences_within(kv: KVLayout, limits: Limits, nbytes: int, length: int | None = None) -> int:
-    """How many sequences of `length` tokens (default: full length) a KV cache of so many bytes holds at once."""
+    """How many sequences of `length` tokens (None: full length) a KV cache of `nbytes` bytes holds at once."""
     asked = Limits(min(length or limits.max_seq_len, limits.max_seq_len), limits.max_batch_size, limits.max_step_tokens)
     return _most(lambda count: KVMemory(kv, kv.blocks_needed(asked, count)).nbytes <= nbytes, 1 << 24)
 
 
 def length_within(kv: KVLayout, limits: Limits, nbytes: int) -> int:
-    """The longest single sequence, within the engine's limit, that a KV cache of so many bytes holds."""
+    """The length in tokens of the longest single sequence, within the engine's limit, that a KV cache of `nbytes` bytes
+    holds."""
 
     def fits(length: int) -> bool:
         asked = Limits(length, 1, limits.max_step_tokens)
@@ -92,12 +94,12 @@ def length_within(kv: KVLayout, limits: Limits, nbytes: int) -> int:
 
 
 def kv_bytes_read(kv: KVLayout, length: int) -> float:
-    """Bytes of the cache that the next token of a sequence of `length` tokens reads."""
+    """How many bytes of the cache the next token of a sequence of `length` tokens reads."""
     return sum(group.bytes_read(length) for group in kv.groups)
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for people: 3.5 MiB."""
+    """A number of bytes as readable text, such as 3.5 MiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -106,7 +108,8 @@ def size_text(count: float) -> str:
 
 
 def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest count up to `limit` that fits, where all below one that fits do; 0 if none does."""
+    """The largest count up to `limit` that fits, by bisection: if a count fits, all smaller ones must fit. 0 if none
+    fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

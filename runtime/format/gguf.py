@@ -1,4 +1,4 @@
-"""The container: what a GGUF file says of itself, checked against its size before anything is made of it.
+"""Reads the header of a GGUF file: metadata and tensor entries, checked against the file's size before use.
 
 Layout of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 _MAX_NAME, _MAX_KEY, _MAX_DIMS = 64 * 4, 65535, 4
-_LONGEST = 400  # of what is said about a file, whose names are its own
+_LONGEST = 400  # characters of an error text, which may quote names from the file
 _HINT = "the file is damaged: download it again"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -28,7 +28,7 @@ _SCALARS = {
     5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"), 11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }  # fmt: skip
-# number in the file: name, values of a block, bytes of a block
+# type number in the file: name, values per block, bytes per block
 TYPES: dict[int, tuple[str, int, int]] = {
     0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
     7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 36), 10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110),
@@ -41,7 +41,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 
 
-_REMOVED = {  # from llama.cpp: the same values in the order of one machine's instructions
+_REMOVED = {  # llama.cpp's repacked types: the same values, ordered for one machine's instructions
     31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
 }  # fmt: skip
 
@@ -62,7 +62,7 @@ class GgufTensor:
 class GgufContainer:
     """The metadata and the tensors of one file, or of all files of a split model.
 
-    Arrays of numbers are numpy arrays, those of strings lists. used: keys that `read_config` has read.
+    Arrays of numbers are numpy arrays, arrays of strings are lists. used: keys that `read_config` has read.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class GgufContainer:
     used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of a key, `default` where there is none. CheckpointError where the value is of another kind."""
+        """The value of a key, `default` if there is none. CheckpointError if the value is of another kind."""
         found = self.metadata.get(key, default)
         if found is not default and not isinstance(found, kind):
             raise CheckpointError(f"{self.path}: metadata {key!r} is {type(found).__name__}", _HINT)
@@ -79,7 +79,7 @@ class GgufContainer:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do, or whose name ends in .gguf."""
+    """Whether a path is a file that begins with GGUF's magic bytes, or whose name ends in .gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -96,7 +96,7 @@ def read_container(path: Path) -> GgufContainer:
 
 
 class _HeaderReader:
-    """A cursor over the header. No number of the file is used before it is known to fit what is left."""
+    """A cursor over the header. No count from the file is used before it is known to fit the rest of the file."""
 
     def __init__(self, path: Path, content: mmap.mmap, size: int) -> None:
         self.path, self.content, self.size = path, content, size
@@ -199,7 +199,7 @@ class _HeaderReader:
         return CheckpointError(f"{self.path}: {problem[:_LONGEST]}", hint)
 
     def _fits(self, count: int, each: int, what: str) -> None:
-        """There is room for `count` things of at least `each` bytes."""
+        """Raise CheckpointError unless `count` items of at least `each` bytes fit the rest of the file."""
         if count * each > self.end - self.at:
             raise self._beyond(f"{count} {what}")
 
@@ -228,7 +228,7 @@ class _HeaderReader:
 
 
 def join(parts: Iterable[GgufContainer]) -> GgufContainer:
-    """The files of a split model, in order, as one; CheckpointError where they do not belong together."""
+    """Join the files of a split model, in order, into one container; CheckpointError if they do not belong together."""
     first, *rest = parts
     tensors = dict(first.tensors)
     for part in rest:

@@ -1,4 +1,4 @@
-"""Which of the engine's libraries this machine can run."""
+"""Selects the engine's kernel library that this machine can run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..system import MACOS, SYSTEMS, WINDOWS, machine, system
 from .cpuid import macos_flags, windows_flags
 from .manifest import Library
 
-TILES = "amx_tile"  # the flag of AMX
+TILES = "amx_tile"  # the CPU flag of AMX
 
-# arm64's flags come from the kernel (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): there an emulator names the CPU
-# that it emulates, while /proc/cpuinfo describes its host.
+# arm64's flags come from the kernel (AT_HWCAP, AT_HWCAP2 and their bits, asm/hwcap.h): under emulation these describe
+# the emulated CPU, while /proc/cpuinfo describes the host.
 _HWCAPS = {"atomics": (16, 8), "asimddp": (16, 20), "i8mm": (26, 13)}
 
 
 def cpu_flags(
     cpuinfo: Path = Path("/proc/cpuinfo"), auxv: Path = Path("/proc/self/auxv"), machine: str = machine()
 ) -> frozenset[str]:
-    """The CPU's feature flags as Linux names them, whatever the system; empty if it does not tell."""
+    """The CPU's feature flags under Linux's names, on any system; empty if the system does not report them."""
     if system() == MACOS:
         return macos_flags(machine)
     if system() == WINDOWS:
@@ -43,8 +43,8 @@ def cpu_flags(
 
 @functools.cache
 def _tiles_allowed() -> bool:
-    """Whether the system lets this process use AMX's tiles. Linux wants to be asked, since 5.16, before their first
-    use; the threads that are there then, later ones and forked processes may use them, too.
+    """Whether the system lets this process use AMX's tiles. Since 5.16, Linux requires a request before their first
+    use; it then holds for existing and later threads and for forked processes.
 
     arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), see Linux's Documentation/arch/x86/xstate.rst.
     """
@@ -52,18 +52,18 @@ def _tiles_allowed() -> bool:
 
 
 def can_run(needs: Collection[str], flags: frozenset[str]) -> bool:
-    """Whether a CPU with such flags runs a library that needs some; for tiles this process asks the system, once."""
+    """Whether a CPU with these flags runs a library with these needs; if it needs tiles, the system is asked once."""
     return flags.issuperset(needs) and (TILES not in needs or _tiles_allowed())
 
 
 def runs_here(library: Library, flags: frozenset[str]) -> bool:
-    """Whether it is for this system and a CPU with such flags."""
+    """Whether a library is for this system and runs on a CPU with these flags."""
     return library.system == system() and can_run(library.cpu_flags, flags)
 
 
 def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str | None = None) -> Library:
-    """The best library for this system whose flags are all there, or the one named by `isa` if that is not None; they
-    go from best to most portable.
+    """The first library for this system that runs on a CPU with these flags. libraries: from best to most portable.
+    isa: use this level; None: any.
 
     UsageError if the engine has no such level; MissingIsaError if the machine cannot run it (or any).
     """
@@ -102,7 +102,7 @@ def select_library(libraries: Sequence[Library], flags: frozenset[str], isa: str
 
 
 def _nearest(libraries: Sequence[Library], flags: frozenset[str]) -> Sequence[Library]:
-    """The libraries of this machine's kind, of an engine that has some for several; all where there are none."""
+    """The libraries for this machine's architecture; all libraries if there are none."""
     some = [library for library in libraries if not flags.isdisjoint(library.cpu_flags)]
     arm64 = machine() == "arm64"
     return some or [one for one in libraries if _HWCAPS.keys().isdisjoint(one.cpu_flags) != arm64] or libraries

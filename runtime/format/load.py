@@ -31,14 +31,14 @@ from .vocabulary import VOCABULARY_FILE, Vocabulary
 if TYPE_CHECKING:
     from .weights import MappedWeights
 
-_MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
+_MAX_JSON = 256 << 20  # bytes; a larger manifest or program is refused
 
 
 class Engine(msgspec.Struct, frozen=True):
     """An engine that has been read, checked and mapped: a directory or one file.
 
-    program, weights: those of the program called `name`. library: of that program, for this machine's CPU; a GPU engine
-    has kernel objects in its plan instead, and None here.
+    program, weights: of the program `name`. library: its kernel library for this machine's CPU; None for a GPU engine,
+    which has kernel objects in its plan instead.
     """
 
     path: Path
@@ -50,8 +50,8 @@ class Engine(msgspec.Struct, frozen=True):
     name: str = MAIN
 
     def open_program(self, name: str) -> Engine:
-        """Another program of the engine, to be closed by itself; its library is of the same level as this one's.
-        EngineFormatError if there is none of that name, or it was made for several ranks."""
+        """Open another program of the engine, with a library of the same ISA level; it must be closed separately.
+        EngineFormatError if there is no program of that name, or if it was made for several ranks."""
         from .weights import MappedWeights
 
         entry = self.manifest.program(name)
@@ -66,12 +66,12 @@ class Engine(msgspec.Struct, frozen=True):
         return Engine(self.path, self.manifest, program, weights, library, self.files, name)
 
     def tokenizer_json(self) -> bytes | None:
-        """The tokenizer's content, or None for an engine that takes and gives token ids only."""
+        """The content of the tokenizer's file; None if the engine only takes and returns token ids."""
         file = _tokenizer_file(self.manifest)
         return None if file is None else self.files.read(file)
 
     def vocabulary(self) -> Vocabulary | None:
-        """The tokenizer's tokens as tables; None for one that must be read as a whole."""
+        """The tokenizer's tokens as tables; None if the tokenizer must be read as a whole."""
         raw = self.tokenizer_file(VOCABULARY_FILE)
         return None if raw is None else Vocabulary(raw)
 
@@ -81,18 +81,18 @@ class Engine(msgspec.Struct, frozen=True):
         return self.files.read(file) if file in self.manifest.files else None
 
     def canaries(self) -> Canaries | None:
-        """Prompts with known answers; None where the engine has none."""
+        """Prompts with known answers; None if the engine has none."""
         file = self.manifest.canaries_file
         return None if file is None else decode(self.files.read(file), file, Canaries)
 
     def close(self) -> None:
-        """Unmap the weights; arrays over them may not be read any more."""
+        """Unmap the weights; arrays over them must not be read any more."""
         self.weights.close()
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """An engine whose large files are being compared with their digests, on other threads, since it was made:
-    what takes time, as imports do, can be done meanwhile. It ends with `finish` or `drop`."""
+    """An engine whose large files are being verified on other threads, so that the caller can do slow work, such as
+    imports, meanwhile. It must be ended by `finish` or `drop`."""
 
     path: Path
     manifest: Manifest
@@ -102,7 +102,7 @@ class Opening(msgspec.Struct, frozen=True):
     mapped: dict[str, memoryview]
 
     def finish(self) -> Engine:
-        """The engine, once all its files are as they were written. EngineFormatError says which is not."""
+        """Wait until all files are verified, and return the engine. EngineFormatError names a file that has changed."""
         try:
             self.files.finish()
         except BaseException:
@@ -112,12 +112,12 @@ class Opening(msgspec.Struct, frozen=True):
         return Engine(self.path, self.manifest, self.program, weights, self.library, self.files)
 
     def drop(self) -> None:
-        """The engine is not wanted."""
+        """Stop verifying: the engine is not wanted."""
         self.files.drop()
 
 
 def weights_of_other_ranks(engine: Engine) -> list[MappedWeights]:
-    """What ranks 1 and up of an engine have, which they compare with their digests themselves."""
+    """The weights of ranks 1 and up of an engine. The ranks verify them themselves."""
     manifest, files = engine.manifest, engine.files
     programs = map(rank_program, range(1, manifest.ranks))
     return [_layered({name: files.map(name) for name in manifest.weight_files(program)}) for program in programs]
@@ -134,14 +134,14 @@ def _layered(mapped: Mapping[str, memoryview]) -> MappedWeights:
 
 
 def own_files(manifest: Manifest) -> list[str]:
-    """The files of the manifest that lie in the engine itself, and not in the base of a delta."""
+    """The files of the manifest that are in the engine itself, not in the base of a delta."""
     shared = set() if manifest.base is None else {*manifest.base.shared}
     return [name for name in manifest.files if name not in shared]
 
 
 def verify_files(container: Container, manifest: Manifest, files: EngineFiles) -> None:
-    """Compare every file with its digest, whether this machine can run the engine or not. EngineFormatError for the
-    first that differs."""
+    """Verify every file, whether this machine can run the engine or not. EngineFormatError for the first file that
+    differs."""
     check_listing(container, manifest)
     mapped = {name: files.map(name) for name in manifest.weight_files()}
     try:
@@ -153,21 +153,22 @@ def verify_files(container: Container, manifest: Manifest, files: EngineFiles) -
 
 
 def open_verified(path: Path) -> tuple[Container, Manifest]:
-    """An engine to be copied or signed, all files compared with their digests. EngineFormatError as `open_engine`."""
+    """Open an engine to copy or sign it, with all files verified. EngineFormatError as `open_engine`."""
     manifest, container = read_manifest(path), open_container(path)
     verify_files(container, manifest, EngineFiles(container, manifest.files, True, manifest.base))
     return container, manifest
 
 
 def read_targets(path: Path) -> Targets | None:
-    """`targets_in`, of the engine at a path; None for an engine of one. EngineFormatError if there is no engine."""
+    """The targets of the engine at a path (see `targets_in`); None if it has only one. EngineFormatError if there is no
+    engine."""
     check_present(path)
     return targets_in(open_container(path))
 
 
 def verify_all(path: Path) -> list[tuple[Container, Manifest]]:
-    """`open_verified`, of each target of an engine of several. EngineFormatError, too, for a target that is not the one
-    they were put together with."""
+    """`open_verified` for each target of an engine. EngineFormatError also for a target that was replaced after the
+    targets were put together."""
     targets = read_targets(path)
     if targets is None:
         return [open_verified(path)]
@@ -187,8 +188,8 @@ def begin_opening(
     load_digests: Callable[[bytes, str], DigestPieces] | None = None,
     program: str = MAIN,
 ) -> Opening:
-    """Begin to open the engine that the manifest was read from; see `open_engine`. program: the one to open;
-    a rank's, too."""
+    """Begin to open the engine that the manifest was read from; see `open_engine`. program: the name of the program to
+    open, which may be a rank's."""
     root = Path(path)
     check_abi(manifest)
     container = open_container(root)
@@ -198,7 +199,7 @@ def begin_opening(
         library = select_library(main.libraries, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     files = EngineFiles(container, manifest.files, verify, manifest.base)
     steps = read_program(manifest, files)  # ranks run the same steps
-    check_agreement(manifest, steps)  # all that can be said without the weights comes before them
+    check_agreement(manifest, steps)  # all checks that need no weights come first
     mapped = {name: files.map(name) for name in manifest.weight_files(program)}
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = [library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}"]
@@ -217,19 +218,19 @@ def open_engine(
 ) -> Engine:
     """Open an engine directory or a one-file engine.
 
-    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes. isa
-    (or the environment variable ICC_ISA): take this library instead of the best one; None: that one. load_digests:
-    makes, of that library's content and name, what makes BLAKE3 digests, once the library is verified: for those who
-    run it anyway. Without it (None) the weights are compared with the sha256 of the whole file. Raises
-    EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
+    verify: compare every file with its digest in the manifest before it is used; False only checks names and sizes.
+    isa: use the library of this level; None: the one that the environment variable ICC_ISA names, else the best.
+    load_digests: given the verified library's content and name, returns a function that computes BLAKE3 digests, for
+    callers that run the library anyway; None: weights with BLAKE3 digests are compared with the sha256 of the whole
+    file. Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
     manifest = read_manifest(Path(path))
     return begin_opening(path, manifest, verify=verify, isa=isa, load_digests=load_digests).finish()
 
 
 def read_manifest(root: Path) -> Manifest:
-    """engine.json of an engine, decoded strictly, its paths checked. The version is checked first. A delta
-    engine's has the files of its base, too. UsageError for an engine of several targets: one is to be named."""
+    """Read engine.json, decode it strictly and check its paths; the version is checked first. For a delta engine the
+    files of its base are added. UsageError for an engine with several targets, of which one must be named."""
     manifest = _own_manifest(root)
     if manifest.base is not None:
         manifest = with_base(root, manifest, _own_manifest)
@@ -238,7 +239,7 @@ def read_manifest(root: Path) -> Manifest:
 
 
 def _own_manifest(root: Path) -> Manifest:
-    """What stands in engine.json."""
+    """The content of engine.json."""
     raw = _read(root)
     facts = decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
     if "targets" in facts:
@@ -255,8 +256,8 @@ def _own_manifest(root: Path) -> Manifest:
 
 
 def check_abi(manifest: Manifest) -> None:
-    """EngineAbiError if the kernels are called in another way than this runtime calls them. An engine that does not
-    state it tells when its library is loaded."""
+    """Raise EngineAbiError if the kernels have another interface version than this runtime. If the manifest does not
+    state it, it is checked when the library is loaded."""
     needed = KERNEL_ABI.get(manifest.backend)
     if needed is not None and manifest.kernel_abi not in (0, needed):
         raise EngineAbiError("the engine", manifest.kernel_abi, needed)

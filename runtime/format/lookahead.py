@@ -1,4 +1,4 @@
-"""The shape of lookahead decoding, as `--spec lookahead:W,N,G` and program.json name it."""
+"""The parameters of lookahead decoding, as in `--spec lookahead:W,N,G` and program.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LOOKAHEAD = "lookahead"
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """The window's columns (W), the tokens of an n-gram (N) and how many are verified in a step at most (G), all at
-    least 2, but for G at least 1. UsageError where a step cannot run so many guesses."""
+    """The window's columns (W, at least 2), the tokens of an n-gram (N, at least 2) and the most n-grams that a step
+    verifies (G, at least 1). UsageError for smaller numbers, or if a step cannot run so many guesses."""
 
     window: int = 7
     ngram: int = 5
@@ -29,12 +29,12 @@ class Lookahead:
 
     @property
     def size(self) -> int:
-        """Guesses of one step, of the window and of n-grams."""
+        """How many guesses a step runs, in the window and in n-grams."""
         return (self.window + self.guesses) * (self.ngram - 1) - 1
 
     @classmethod
     def parse(cls, text: str) -> Lookahead:
-        """`W,N,G`, or nothing for 7,5,7. UsageError for anything else."""
+        """Parse `W,N,G`; "" means 7,5,7. UsageError for anything else."""
         parts = text.split(",") if text else []
         if parts and not (len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts)):
             raise UsageError(f"--spec lookahead:{text}: not W,N,G", "give three numbers, such as lookahead:7,5,7")

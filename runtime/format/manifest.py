@@ -9,27 +9,28 @@ import msgspec
 from ..errors import EngineFormatError
 from ..system import LINUX
 
-FORMAT_VERSION = 3  # 3: programs by name, sections that say what they are given and give; 2: typed steps
+FORMAT_VERSION = 3  # 3: programs by name, sections with declared inputs and outputs; 2: typed steps
 READ_VERSIONS = (2, FORMAT_VERSION)  # see version2.py
 MAIN = "main"  # the program that every engine has
-# Version of what kernels, program and runtime agree on, by backend: for "cpu" ICC_ABI_VERSION of abi.h, for GPUs the
-# arguments of a launch and the meaning of the plan. The manifest states it, so that no other file is read to tell.
+# The version of the interface between kernels, program and runtime, by backend: for "cpu" ICC_ABI_VERSION of abi.h, for
+# GPUs the arguments of a launch and the meaning of the plan. It is in the manifest, so that no other file must be read
+# to check it.
 KERNEL_ABI = {"cpu": 6, "cuda": 2, "hip": 2}
 
 PIECE = 4 << 20  # bytes; part of the format
 
-TEMPLATE_DIR = "additional_chat_templates"  # of a tokenizer: templates besides its own, as transformers saves them
+TEMPLATE_DIR = "additional_chat_templates"  # folder of a tokenizer's further templates, as transformers saves them
 
 # which hidden states of a prompt make its vector, and how
 Pooling = Literal["last", "mean", "cls", "max", "weightedmean", "mean_sqrt_len"]
-POOLED_ROWS = ("mean", "max", "weightedmean", "mean_sqrt_len")  # those to which every token counts
+POOLED_ROWS = ("mean", "max", "weightedmean", "mean_sqrt_len")  # poolings that use every token
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Size in bytes and sha256 (hex) of one file of the engine.
 
-    A file of more than PIECE bytes also has the digest of each PIECE of it: they are what is compared when an engine is
-    opened, because threads can share that work. hash: which digest, BLAKE3 where the engine's own library makes it.
+    A file of more than PIECE bytes also has a digest per PIECE bytes. These are compared when an engine is opened,
+    because threads can share that work. hash: their kind, BLAKE3 if the engine's own library computes it.
     """
 
     size: int
@@ -39,7 +40,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the runtime must know of the model. `architecture` is for people only; nothing branches on it.
+    """The facts that the runtime needs about the model. `architecture` is for display only; no code depends on it.
 
     vocab_size: in tokens. hidden_size: numbers per token.
     """
@@ -56,11 +57,12 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuantFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How weights are stored. `bits_per_weight` counts scales and zero points, over all parameters."""
+    """How weights are stored. `bits_per_weight` is the average over all parameters and includes scales and zero
+    points."""
 
     method: str
     bits_per_weight: float
-    kept: list[str]  # linears left unquantized, "name: reason"
+    kept: list[str]  # linear layers that are not quantized, "name: reason"
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_step_tokens: int
 
 
-# inclusive bounds of these, of a checkpoint as of a request
+# inclusive bounds of the fields below, in a checkpoint and in a request
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -82,8 +84,8 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """generation_config.json of the checkpoint, as far as it concerns sampling. None: greedy (of `generate` and of
-    `icc run`; see `of_conversations`), or off."""
+    """The sampling fields of the checkpoint's generation_config.json. temperature None: greedy (in `generate` and `icc
+    run`; see `of_conversations`); another field None: off."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -92,13 +94,13 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
 
     def of_conversations(self) -> SamplingDefaults:
-        """What the server and conversations use where a request says nothing: the model's own, and temperature 1.0
-        where it has none, as OpenAI's API has it."""
+        """The defaults of the server and of conversations: the model's own, and temperature 1.0 if it has none, as in
+        OpenAI's API."""
         return self if self.temperature is not None else msgspec.structs.replace(self, temperature=1.0)
 
     def of_terminals(self) -> SamplingDefaults:
-        """What `icc chat` uses: the model's own, and what llama.cpp and Ollama use where it has no temperature. At 1.0
-        small models make up words; people in front of a terminal expect what those two give them."""
+        """The defaults of `icc chat`: the model's own, and those of llama.cpp and Ollama if it has no temperature. At
+        1.0 small models make up words, and users of a terminal know those two programs."""
         if self.temperature is not None:
             return self
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
@@ -106,8 +108,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One compiled kernel library. `isa` is a level name; `cpu_flags` are the /proc/cpuinfo flags that it needs.
-    system: the operating system that it is for, one of system.SYSTEMS."""
+    """One compiled kernel library. isa: the name of its level. cpu_flags: the /proc/cpuinfo flags that it needs.
+    system: its operating system, one of system.SYSTEMS."""
 
     isa: str
     path: str
@@ -116,17 +118,17 @@ class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def title(self) -> str:
-        """The level, and the system where that is not Linux."""
+        """The ISA level, and the system if it is not Linux."""
         return self.isa if self.system == LINUX else f"{self.isa}-{self.system}"
 
 
 class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One program of an engine: its file, the file of its weights, and its kernel libraries, from best to most portable
-    (none on a GPU, where its plan names its kernels). rank: which of those that run together it is for; 0 of one that
-    runs alone. Programs of ranks are called as `rank_program` says, share steps and kernels, and have weights each.
-    is_stage: whether ranks work one after the other, each on steps of its own, the last of which gives the logits; a
-    file then has the weights of these steps alone. shared: further files of weights, which programs of other targets
-    have, too. parts: how many ranks are one such stage together, if not one."""
+    (none on a GPU, where its plan names its kernels). rank: the rank that it is for; 0 if it runs alone. Programs of
+    ranks have the names from `rank_program`, share steps and kernels, and each has its own weights. is_stage: whether
+    the ranks are stages of a pipeline: each runs its own steps, and the last one computes the logits; a file then holds
+    only the weights of these steps. shared: further files of weights, used by programs of other targets, too. parts:
+    how many ranks form one stage together."""
 
     program: str
     weights: str
@@ -148,17 +150,18 @@ def rank_program(rank: int) -> str:
 
 
 def weights_file(rank: int = 0) -> str:
-    """The file of the weights of a rank's main program."""
+    """The name of the file with the weights of a rank's main program."""
     return f"weights-{rank}.safetensors" if rank else "weights.safetensors"
 
 
 def delta_file(rank: int = 0) -> str:
-    """The file of the weights of a rank's main program that a delta has in place of its base's."""
+    """The name of a delta engine's file with the weights of a rank's main program that differ from its base."""
     return f"delta-{rank}.safetensors" if rank else "delta.safetensors"
 
 
 class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU engine needs of its device: the architecture of its objects, and the driver's least CUDA version.
+    """What a GPU engine requires of its device: the architecture of its objects, and the lowest CUDA version of the
+    driver.
 
     deterministic: whether a request's logits have the same bits whatever else is in its steps.
     """
@@ -169,9 +172,10 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TailLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A layer behind the pooling that the runtime computes in float32: "dense" (weight [N, K], perhaps a bias [N], a
-    function of the result, and what it was made of added again, through a matrix [N, K] where that stands in residual),
-    "layer_norm" (weight and bias [N]), "normalize" (scaled to length 1). What is an array is the name of a .npy file.
+    """A layer after the pooling, which the runtime computes in float32: "dense" (weight [N, K], optional bias [N], an
+    activation, and with `adds_input` a residual addition of the input, multiplied by the matrix `residual` [N, K] if
+    there is one), "layer_norm" (weight and bias [N]), "normalize" (scaled to length 1). Arrays are given by the name of
+    a .npy file, "" for none.
     """
 
     kind: Literal["dense", "layer_norm", "normalize"]
@@ -183,18 +187,19 @@ class TailLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last or its first
-    token; their mean, with weights 1, 2, 3 .. if weighted, or their sum over the root of their number; or the maximum
-    of each element. Then scaled to length 1, or not.
+    """How the hidden states of a prompt's tokens become one vector of `dimension` elements. pooling: the hidden state
+    of the last or the first token; the mean (weightedmean: with weights 1, 2, 3 ..) or the sum divided by the square
+    root of the number of tokens; or the maximum of each element. normalize: whether it is then scaled to length 1.
 
-    pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
-    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. types_input: the input of the program
-    that takes the types of a pair's tokens, which tell its texts apart; "" if it has none. coded_types: of an engine
-    of format 2, which has no such input, how many types there are: it takes token v of type t as t * vocabulary + v.
-    also: more ways of pooling, whose vectors come behind the first. tail: layers behind that, before the scaling. rows:
-    how wide hidden states are where a vector is not (0: it is). prompts: texts that come before another, by their
-    names; default_prompt: the one where nothing is said. skips_prompt: their tokens are not pooled.
-    around: what comes before a query, between it and a document, and behind; [] if the tokenizer joins the two.
+    pooled: whether the program computes the mean itself and returns it in every row. scores: for a pair of texts, the
+    vector has one or two numbers, from which a score is made, with "sigmoid" in 0..1; "" for other engines.
+    types_input: the program's input for the token types, which mark the two texts of a pair; "" if it has none.
+    coded_types: the number of types, in an engine of format 2, which has no such input and takes token v of type t as t
+    * vocabulary + v. also: more poolings, whose vectors are appended to the first. tail: layers after that, before the
+    scaling. rows: the width of the hidden states if it is not `dimension`; 0 if it is. prompts: texts to put before an
+    input, by name; default_prompt: the one used by default. skips_prompt: whether tokens of these prompts are left out
+    of the pooling. around: the texts before a query, between it and a document, and after the document; [] if the
+    tokenizer joins the two.
     """
 
     pooling: Pooling
@@ -219,8 +224,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class EvictionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV cache does not keep all that the model reads: `policy` as --kv-policy has it, the most `tokens` of a
-    sequence that it holds in these layers, and what is lost by that, in words."""
+    """A KV cache that does not keep all tokens that the model reads. policy: as in --kv-policy. tokens: the most tokens
+    of a sequence that these layers keep. loses: a text that says what is lost."""
 
     policy: str
     tokens: int
@@ -229,10 +234,10 @@ class EvictionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the engine, kernels included, loses against the model that it was made of, measured when it was compiled.
+    """How much worse the engine, with its kernels, is than the original model, measured at the compile.
 
-    asked: the conditions that it had to keep, as --gate has them. text: the file, or "bundled". perplexity: relative
-    increase. kl: mean Kullback-Leibler divergence per token, in nats.
+    asked: the conditions of --gate. text: the file of the test text, or "bundled". tokens: its length.
+    perplexity_increase: relative to the reference. kl: mean Kullback-Leibler divergence per token, in nats.
     """
 
     asked: list[str]
@@ -245,11 +250,11 @@ class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BaseEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The engine that has what a delta engine has not: its program, kernels, and the weights that are equal.
+    """The base of a delta engine: it holds the program, the kernels, and the weights that are equal.
 
-    digest: of its engine.json. path: relative to the delta's directory; absolute once it was found. weights: the file
-    of the delta's own weights, for the main program; those of other ranks are called as `delta_file` says. shared: the
-    files that are taken from there, once it was found.
+    digest: of its engine.json. path: relative to the delta's directory; absolute once the base was found. weights: the
+    file of the delta's own weights for the main program; see `delta_file` for those of other ranks. shared: the files
+    that are taken from the base, once it was found.
     """
 
     digest: str
@@ -273,13 +278,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer_dir: str | None
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
-    embedding: EmbeddingFacts | None = None  # of an engine that embeds; None of one that generates
-    gate: GateFacts | None = None  # None where no --gate was given
-    eviction: EvictionFacts | None = None  # None where nothing that is read is given up
-    canaries_file: str | None = None  # see canaries.py; None where the engine has none
-    kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
-    base: BaseEngine | None = None  # of a delta engine; None of one that has all it needs
-    digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
+    embedding: EmbeddingFacts | None = None  # None for an engine that generates
+    gate: GateFacts | None = None  # None if no --gate was given
+    eviction: EvictionFacts | None = None  # None if the cache keeps all tokens that are read
+    canaries_file: str | None = None  # see canaries.py; None if the engine has none
+    kernel_abi: int = 0  # see KERNEL_ABI; 0 in older engines, which do not state it
+    base: BaseEngine | None = None  # None if it is no delta engine
+    digest: str = ""  # seals this file itself, see digest.py; "" if it is not sealed
 
     @property
     def main(self) -> ProgramEntry:
@@ -288,11 +293,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def ranks(self) -> int:
-        """How many processes run the main program together; 1 where it runs alone."""
+        """How many processes run the main program together; 1 if it runs alone."""
         return next(rank for rank in range(1, len(self.programs) + 1) if rank_program(rank) not in self.programs)
 
     def weight_files(self, program: str = MAIN) -> list[str]:
-        """The files of a program's weights: a weight of a later one takes the place of an earlier one's."""
+        """The files of a program's weights; a weight in a later file replaces one in an earlier file."""
         own = self.programs[program]
         if self.base is None:
             return own.weight_files
@@ -304,8 +309,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return {file for name in self.programs for file in self.weight_files(name)}
 
     def program(self, name: str, alone: bool = True) -> ProgramEntry:
-        """The program of that name. EngineFormatError if there is none, or it runs only beside others and is asked for
-        `alone`."""
+        """The program of that name. EngineFormatError if there is none, or if `alone` and it only runs together with
+        others."""
         entry = self.programs.get(name)
         if entry is None:
             raise EngineFormatError(

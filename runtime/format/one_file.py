@@ -1,7 +1,7 @@
-"""OneFile: an engine as one uncompressed zip archive behind a line that starts Python, mapped as it lies on the disk.
+"""OneFile: an engine as one uncompressed zip archive, preceded by a line that starts Python, and mapped in place.
 
-Its directory is read here, and not by `zipfile`, whose import takes longer than all of this, and which takes what an
-engine has no use for. Format: PKWARE's APPNOTE.TXT 6.3.10, with Zip64.
+Its directory is parsed here and not by `zipfile`, which takes longer to import than all of this and accepts archives
+that are no engines. Format: PKWARE's APPNOTE.TXT 6.3.10, with Zip64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import EngineFormatError
 from ..system import READ
 
-ALIGNMENT = 64  # bytes; what is mapped begins at a multiple, as what lies in it does
+ALIGNMENT = 64  # bytes; a mapped entry begins at a multiple of this, as the tensors in it do
 _END, _END_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6"
 _PLACE64, _PLACE64_MARK = struct.Struct("<4sLQL"), b"PK\6\7"
 _END64, _END64_MARK = struct.Struct("<4sQ2H2L4Q"), b"PK\6\6"
@@ -29,9 +29,9 @@ _HINT = "copy the engine again from where it was made, or pack it again: icc pac
 
 
 class OneFile:
-    """The files of a one-file engine. EngineFormatError says in one line what is wrong with it.
+    """The files of a one-file engine. EngineFormatError if the file is damaged.
 
-    It stays mapped as long as this or a view of it lives: who replaces the file does not change what is read.
+    It stays mapped as long as this object or a view of it exists: replacing the file does not change what is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +48,11 @@ class OneFile:
             raise self._damaged(f"its directory cannot be read: {error}") from error
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each entry."""
+        """The size in bytes of each entry, by name."""
         return {name: size for name, (_, size) in self._ranges.items()}
 
     def size(self, name: str) -> int:
-        """Bytes of an entry."""
+        """The size of an entry in bytes."""
         return len(self._view(name))
 
     def read(self, name: str) -> bytes:
@@ -60,7 +60,7 @@ class OneFile:
         return bytes(self._view(name))
 
     def map(self, name: str) -> memoryview:
-        """An entry's content where it lies. EngineFormatError where that is not aligned to ALIGNMENT bytes, too."""
+        """A view of an entry's content in place. EngineFormatError also if it is not aligned to ALIGNMENT bytes."""
         view, start = self._view(name), self._ranges[name][0]
         if not len(view):
             raise EngineFormatError(f"{name} cannot be mapped: it is empty", _HINT)
@@ -73,7 +73,7 @@ class OneFile:
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], bytes]]:
-        """`read`: nothing is to be opened."""
+        """`read` itself: the file is open already."""
         yield self.read
 
     def _view(self, name: str) -> memoryview:
@@ -86,7 +86,8 @@ class OneFile:
         return EngineFormatError(f"{self.path} is damaged: {reason}", _HINT)
 
     def _read_directory(self) -> dict[str, tuple[int, int]]:
-        """name -> (offset in the file, bytes); every entry is stored as it is, beside all others, under one name."""
+        """name -> (offset in the file, size in bytes). Refuses compressed entries, overlapping ones, and two of one
+        name."""
         count, at, end = self._find_directory()
         found: dict[str, tuple[int, int]] = {}
         spans: list[tuple[int, int, str]] = []
@@ -116,7 +117,8 @@ class OneFile:
         return found
 
     def _find_directory(self) -> tuple[int, int, int]:
-        """(entries, the first byte of the directory, the byte behind it). The file ends with what says so."""
+        """(number of entries, first byte of the directory, the byte after it), from the record at the end of the
+        file."""
         at = len(self._bytes) - _END.size
         if at < 0 or self._bytes[at : at + 4] != _END_MARK:
             raise self._damaged("it does not end as a zip archive does (is it cut off?)")
@@ -132,7 +134,7 @@ class OneFile:
         return count, start, at
 
     def _start_of(self, name: bytes, offset: int) -> int:
-        """Where the content of an entry begins, whose own header is at `offset`."""
+        """The offset of an entry's content; its local header is at `offset`."""
         mark, *_, name_length, extra_length = _LOCAL.unpack_from(self._bytes, offset)
         start = offset + _LOCAL.size
         if mark != _LOCAL_MARK or self._bytes[start : start + name_length] != name:
@@ -148,13 +150,13 @@ class OneFile:
 
 
 def _split(content: memoryview, at: int, lengths: list[int]) -> tuple[bytes, memoryview, int]:
-    """(name, extra fields, where the next entry of the directory begins)."""
+    """(name, extra fields, offset of the next entry of the directory)."""
     name, extra, comment = lengths
     return bytes(content[at : at + name]), content[at + name : at + name + extra], at + name + extra + comment
 
 
 def _wide(extra: memoryview, *values: int) -> list[int]:
-    """Size, packed size and offset, of which those that do not fit into 32 bits stand in the Zip64 field, in order."""
+    """Size, packed size and offset; values that do not fit 32 bits are taken, in order, from the Zip64 field."""
     field, at = memoryview(b""), 0
     while at + 4 <= len(extra):
         kind, size = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")

@@ -1,4 +1,4 @@
-"""Which container an engine is: a directory, one file, or one target of either."""
+"""Opens the container of an engine: a directory, one file, or one target of either."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .present import is_engine
 
 
 def open_container(path: Path) -> Container:
-    """What an engine lies in, or one target of an engine. EngineFormatError for a file that is damaged; a directory is
-    not looked at, but for whether it is within an engine."""
+    """Open the container of an engine, or of one target of an engine. EngineFormatError for a damaged file; of a
+    directory it is only checked whether it is within an engine."""
     place = path.absolute()
     if is_engine(place.parent):
         from .targets import TargetFiles, targets_in

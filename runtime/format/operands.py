@@ -1,4 +1,4 @@
-"""Where a kernel finds one argument: a view of a buffer, a weight, a field of the batch, or a result of the program."""
+"""The operands of a kernel: a view of a buffer, a weight, an array of the batch, or a result of the program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class BufferOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space", tag="buffer"):
-    """A view of a buffer: `offset` elements into each row; the rows begin `stride` elements after each other."""
+    """A view of a buffer: it begins `offset` elements into each row; rows are `stride` elements apart."""
 
     name: str
     dtype: str
@@ -17,8 +17,8 @@ class BufferOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class WeightOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space", tag="weight"):
-    """A weight, or what lies `offset` elements into it. `dtype` of packed ones is u8: they are bytes to all but a
-    kernel that knows their format."""
+    """A weight, from element `offset` on. `dtype` is u8 for a packed weight: it is bytes, except to kernels that know
+    its format."""
 
     name: str
     dtype: str
@@ -30,7 +30,7 @@ class InputOperand(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="space", tag="input"
 ):
     """An array of the batch that has one row per token: token_ids, positions, or one that the program declares. Its
-    rows are `stride` elements apart; `offset` elements into each begins what is read."""
+    rows are `stride` elements apart; reading begins `offset` elements into each."""
 
     name: str
     dtype: str = "i32"
@@ -48,5 +48,5 @@ class OutputOperand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     offset: ClassVar[int] = 0
 
 
-# Where a kernel finds one argument. An optional one that is absent is None, or not there.
+# An operand of a kernel. An optional operand that is absent is None, or left out.
 Operand = BufferOperand | WeightOperand | InputOperand | OutputOperand

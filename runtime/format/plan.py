@@ -1,7 +1,8 @@
-"""The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with what.
+"""The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with which
+arguments.
 
-An executor only walks it: it picks the first phase that a batch fits, and for each call launches what the phase lists
-under the call's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
+An executor only walks the plan: it picks the first phase that a batch fits, and for each call it makes the launches
+that the phase lists for the call's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from .operands import Operand
 
 # The symbols of an extent, and the integers that a launch may pass.
 SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
-RANK = "rank"  # what a launch may pass besides: the number of the rank that launches it
-# and of rows that ranks divide among themselves (`OwnRows`): the first of the rank's own and how many it has; how many
-# every rank has, 0 in a step that is not divided; and how many the last one has besides
+RANK = "rank"  # another possible argument: the number of the rank that launches
+# And for rows that ranks divide (`OwnRows`): the rank's first row and its number of rows; how many rows every rank has,
+# 0 in a step that is not divided; and how many more the last rank has.
 FIRST_OWN, OWN_TOKENS, EVEN_TOKENS, REST_TOKENS = ROWS = ("first_own", "own_tokens", "even_tokens", "rest_tokens")
 
-HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
+HIDDEN_POINTERS = 2  # trailing arguments of every Triton kernel: pointers to scratch memory, which is not used
 
 
-COUNTERS = 256  # integers per sequence that are zero between any two launches, for programs that end together
-STEP_COUNTERS = 32  # more of them, for programs that wait for each other
+COUNTERS = 256  # integers per sequence, zero between launches, by which programs find the one that ends last
+STEP_COUNTERS = 32  # further such integers, for programs that wait for each other
 
 
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,14 +52,14 @@ def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
 
 
 class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled kernel: its file in the engine, the symbol in it, and what a launch needs to know.
+    """One compiled kernel: its file in the engine, its symbol, and the facts that a launch needs.
 
     `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes. dependent: whether the
-    kernel waits itself for the one before it on the stream, so that it may be launched before that one has ended.
+    kernel itself waits for the previous kernel on the stream, so that it may be launched before that one has ended.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
-    a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell. `faults`:
-    what its disassembled loops do that costs time and need not be, and accesses that could not be shown to lie in their
-    buffers, in words.
+    a multiprocessor holds) were read from the compiled object; -1 if the target's objects do not state them. `faults`:
+    texts about avoidable slow instructions in its disassembled loops, and about accesses that could not be proved to
+    lie in their buffers.
     """
 
     file: str
@@ -75,11 +76,11 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Argument(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", forbid_unknown_fields=True):
-    """Common to what a launch passes."""
+    """The base of all arguments of a launch."""
 
 
 class OperandArg(_Argument, frozen=True, tag="operand"):
-    """The address of an operand of the call, by its name there."""
+    """The address of an operand of the call, by the operand's name."""
 
     name: str
 
@@ -98,22 +99,22 @@ class SizeArg(_Argument, frozen=True, tag="size"):
 
 
 class KVArg(_Argument, frozen=True, tag="kv"):
-    """The call's KV layer."""
+    """The address of the KV cache of the call's layer."""
 
 
 class ScratchArg(_Argument, frozen=True, tag="scratch"):
-    """`offset` bytes into the scratch area; `name` is the kernel's own for what lies there."""
+    """The address `offset` bytes into the scratch area; `name` is the kernel's name for this part."""
 
     name: str
     offset: int = 0
 
 
 class CountersArg(_Argument, frozen=True, tag="counters"):
-    """`COUNTERS` integers per sequence, all zero; the launch leaves them so."""
+    """The address of `COUNTERS` integers per sequence, all zero; the launch must leave them zero."""
 
 
 class AreaArg(_Argument, frozen=True, tag="area"):
-    """The area (format/exchange.py) of a rank, which all ranks see; -1: of the rank that launches."""
+    """The area (format/exchange.py) of a rank, which all ranks can access; -1: of the rank that launches."""
 
     rank: int = -1
 
@@ -125,13 +126,13 @@ class OutputArg(_Argument, frozen=True, tag="output"):
 
 
 class SamplingArg(_Argument, frozen=True, tag="sampling"):
-    """How rows are sampled: temperature, top_k, top_p, min_p, seed or counter."""
+    """An array of sampling parameters: temperature, top_k, top_p, min_p, seed or counter."""
 
     name: str
 
 
 class SampledArg(_Argument, frozen=True, tag="sampled"):
-    """What was sampled: token, logprob, top_ids or top_logprobs."""
+    """An array of results of sampling: token, logprob, top_ids or top_logprobs."""
 
     name: str
 
@@ -142,24 +143,24 @@ _CallArg = (
 
 
 class CallArg(_Argument, frozen=True, tag="call"):
-    """In a `KernelRun`: an argument of one of its calls, by its number in the run."""
+    """In a `KernelRun`: an argument of one of its calls. call: the call's index in the run."""
 
     call: int
     arg: _CallArg
 
 
 class StepCountersArg(_Argument, frozen=True, tag="step_counters"):
-    """In a `KernelRun`: `STEP_COUNTERS` integers, all zero, for programs that wait for each other; the launch leaves
-    them so."""
+    """In a `KernelRun`: the address of `STEP_COUNTERS` integers, all zero, for programs that wait for each other; the
+    launch must leave them zero."""
 
 
 LaunchArg = _CallArg | CallArg | StepCountersArg
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the launches of one step of the program are given: its operands by name, and its KV layer, -1 for none.
+    """The inputs of the launches of one step of the program: its operands by name, and its KV layer, -1 for none.
 
-    own: whether a rank runs it for its own rows alone, in a step that is divided (`Phase.own`).
+    own: whether a rank runs it for its own rows only, in a step whose rows are divided (`Phase.own`).
     """
 
     kernel: str
@@ -169,16 +170,16 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class OwnRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How ranks divide the rows of a step of `least` rows and more: each has equally many, as collectives of a
-    communicator want it, and the last one those that are left, fewer than ranks * step. step: own rows begin at its
-    multiples, so that what lies in them is as aligned as the first."""
+    """How ranks divide the rows of a step of `least` or more rows: all get the same number, as collectives require, and
+    the last rank also gets the remainder, fewer than ranks * step. step: a rank's rows begin at a multiple of it, so
+    that they have the alignment of the first row."""
 
     ranks: int
     least: int
     step: int = 1
 
     def sizes(self, tokens: int, rank: int) -> dict[str, int]:
-        """`ROWS` of a step, for a rank."""
+        """The values of `ROWS` for a step of `tokens` rows, for a rank."""
         even = tokens // self.ranks // self.step * self.step if tokens >= self.least else 0
         if not even:
             return whole_rows(tokens)
@@ -188,7 +189,7 @@ class OwnRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 def whole_rows(tokens: int) -> dict[str, int]:
-    """`ROWS` of a step that is not divided."""
+    """The values of `ROWS` for a step of `tokens` rows that is not divided."""
     return {FIRST_OWN: 0, OWN_TOKENS: tokens, EVEN_TOKENS: 0, REST_TOKENS: 0}
 
 
@@ -196,12 +197,13 @@ REDUCE_SCATTER, GATHER_ROWS = BY_ROWS = ("reduce_scatter", "all_gather_rows")  #
 
 
 class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a communicator (NCCL, RCCL) does: "all_reduce", a sum, "all_gather", one rank's behind the other's,
-    "reduce_scatter", a sum of which each rank has its own rows, or "all_gather_rows", those of all.
+    """An operation of a communicator (NCCL, RCCL): "all_reduce" (a sum), "all_gather" (the ranks' values one after the
+    other), "reduce_scatter" (a sum of which each rank gets its own rows), or "all_gather_rows" (the own rows of all
+    ranks).
 
-    It reads what the first argument of the launch points to, and writes to the second. count: float32 of a rank, or, of
-    the last two, of a row. only: whether there is no kernel that does the same, because ranks do not see each other's
-    memory.
+    It reads from the address in the launch's first argument and writes to that in the second. count: float32 values of
+    a rank, or for the last two operations of a row. only: whether there is no kernel that does the same, because the
+    ranks cannot access each other's memory.
     """
 
     op: str
@@ -212,8 +214,8 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One launch of an object with its arguments in order; a grid dimension is symbolic in the batch.
 
-    exchange: what a communicator does in place of the kernel, where the process has one. If that is the only way, there
-    is no object ("").
+    exchange: the communicator's operation that replaces the kernel, if the process has a communicator. If this is the
+    only way, object is "".
     """
 
     object: str
@@ -223,13 +225,13 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def makes_moves(self) -> bool:
-        """Whether it only makes the batch's moves: its grid is empty where there are none."""
+        """Whether it makes the batch's moves; its grid is empty if there are none."""
         return any(term.size == "num_moves" for dim in self.grid for term in dim.terms)
 
 
 class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be launched in place of the launches of calls [first, first + count), if the device has so many
-    multiprocessors: programs of it wait for each other, and all must be there at once."""
+    """Launches that may replace those of calls [first, first + count), if the device has so many multiprocessors: its
+    programs wait for each other, so that all must be resident at once."""
 
     first: int
     count: int
@@ -240,8 +242,9 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence.
 
-    before: what comes before the program's steps (tokens of the step before are filled in). after: what comes after
-    them (sampling). runs: by rising first call. own: how ranks divide rows; None where each has all, as in decodes.
+    before: launches before the program's steps (they fill in tokens of the previous step). after: launches after them
+    (sampling). runs: in order of their first call. own: how ranks divide rows; None if each rank has all rows, as in
+    decode phases.
     """
 
     max_tokens: int
@@ -253,14 +256,15 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     own: OwnRows | None = None
 
     def rank_sizes(self, sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-        """`SIZES` of a step with what a launch of a rank may pass besides: `RANK` and `ROWS`."""
+        """`SIZES` of a step extended by the rank's values of `RANK` and `ROWS`."""
         tokens = sizes["num_tokens"]
         rows = self.own.sizes(tokens, rank) if self.own is not None else whole_rows(tokens)
         return {**sizes, RANK: rank, **rows}
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All phases, decode phases first, by rising size; `scratch_bytes` serves the largest step. calls: one per step."""
+    """All phases, decode phases first, in order of size. scratch_bytes: enough for the largest step. calls: one per
+    step."""
 
     objects: dict[str, KernelObject]
     calls: tuple[Call, ...]
@@ -275,7 +279,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")
 
     def counters(self, seqs: int) -> int:
-        """How many integers a step of up to that many sequences needs that are zero between launches."""
+        """How many integers that are zero between launches a step of up to `seqs` sequences needs."""
         return COUNTERS * seqs + STEP_COUNTERS * any(phase.runs for phase in self.phases)
 
     def resources(self) -> list[dict[str, object]]:
@@ -287,7 +291,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for launch in launches:
                     if launch.object:
                         users[launch.object][kernel] = None
-            for run in phase.runs:  # the last launch is of all calls
+            for run in phase.runs:  # the last launch runs all calls
                 kernels = (call.kernel for call in self.calls[run.first : run.first + run.count])
                 users[run.launches[-1].object].update(dict.fromkeys(kernels))
         return [

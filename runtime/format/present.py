@@ -1,4 +1,4 @@
-"""Whether there is an engine at a path at all; imports nothing heavy, so that a wrong path is answered at once."""
+"""Checks whether a path is an engine; imports nothing heavy, so that a wrong path is reported at once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from ..errors import EngineFormatError
 
 MANIFEST_FILE = "engine.json"
-SIGNATURE_FILE = f"{MANIFEST_FILE}.minisig"  # beside it, where `minisign -V -m engine.json` looks
-SBOM_FILE, PROVENANCE_FILE = "sbom.cdx.json", "provenance.intoto.json"  # beside it, too
-BESIDE = (SIGNATURE_FILE, SBOM_FILE, PROVENANCE_FILE)  # files that may lie there, which no manifest lists
+SIGNATURE_FILE = f"{MANIFEST_FILE}.minisig"  # the signature, where `minisign -V -m engine.json` looks for it
+SBOM_FILE, PROVENANCE_FILE = "sbom.cdx.json", "provenance.intoto.json"  # also beside the manifest
+BESIDE = (SIGNATURE_FILE, SBOM_FILE, PROVENANCE_FILE)  # files that may be in an engine though no manifest lists them
 ONE_FILE = ".icc"  # the suffix of one-file engines
-SHEBANG = b"#!/usr/bin/env python3\n"  # what a one-file engine begins with, so that `./model.icc run` starts
-ARCHIVE = b"PK\3\4"  # behind it: the first entry of a zip archive
+SHEBANG = b"#!/usr/bin/env python3\n"  # the first bytes of a one-file engine, so that `./model.icc run` starts
+ARCHIVE = b"PK\3\4"  # after them: the first entry of a zip archive
 
 
 def is_one_file(path: Path) -> bool:
-    """Whether a file begins as a one-file engine does, whole or not."""
+    """Whether a file begins as a one-file engine does; it may be truncated."""
     if not path.is_file():
         return False
     try:
@@ -27,19 +27,19 @@ def is_one_file(path: Path) -> bool:
 
 
 def is_engine(path: Path) -> bool:
-    """Whether a path is an engine, or one target of an engine, as far as can be told without reading it."""
+    """Whether a path looks like an engine, or one target of an engine; the engine is not read."""
     return (path / MANIFEST_FILE).is_file() or is_one_file(path) or is_one_file(path.parent)
 
 
 def engine_name(path: Path) -> str:
-    """What people call the engine at an absolute path, or an engine of several targets at one of them: its name without
-    `.engine` or `.icc`."""
+    """The display name of the engine at an absolute path, which may be that of one of its targets: the engine's file
+    name without `.engine` or `.icc`."""
     path = path.parent if is_engine(path.parent) else path
     return path.name.removesuffix(".engine").removesuffix(ONE_FILE)
 
 
 def check_present(root: Path) -> None:
-    """EngineFormatError if there is no engine."""
+    """Raise EngineFormatError if there is no engine at the path."""
     if is_engine(root):
         return
     if not root.is_dir():

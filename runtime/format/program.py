@@ -34,16 +34,16 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
 
 
-LOGITS = "logits"  # the output of a step, see `operands.py`
-DRAFTS = "drafts"  # one more that programs of format 2 had
-ASKED_ROWS = "draft_rows"  # an input of sections: the logit rows of the step for which they are asked
+LOGITS = "logits"  # the output of a step, see operands.py
+DRAFTS = "drafts"  # a further output, in programs of format 2
+ASKED_ROWS = "draft_rows"  # an input of sections: the indices of the step's logit rows for which a section is asked
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One launch, as far as the runtime knows: `kernel` names an entry of `Program.kernels`.
 
-    The op's own facts and operands are the compiler's (compiler/program/steps) and are not read here: a program may
-    hold ops that this runtime has never heard of. What launches on a GPU need of a step is its `Call` in the plan.
+    The op's own fields and operands belong to the compiler (compiler/program/steps) and are not read here, so that a
+    program may hold ops that this runtime does not know. For launches on a GPU, see its `Call` in the plan.
     """
 
     kernel: str = ""
@@ -62,8 +62,8 @@ class WeightEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SectionArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a section is given, or gives: rows of `shape` elements of type `dtype`, one behind the other, in the buffer
-    or the array of the batch that `at` names."""
+    """An input or output of a section: contiguous rows of `shape` elements of type `dtype`, in the buffer or the array
+    of the batch that `at` names."""
 
     dtype: str
     shape: list[int]
@@ -71,23 +71,24 @@ class SectionArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """The size of one row in bytes."""
         return prod(self.shape) * ITEM_SIZE[self.dtype]
 
 
 def section_behind(step: str, name: str) -> str:
-    """What a program calls the section `name` that runs behind a step of its section `step`; "" is the program's."""
+    """A program's name for the section `name` that runs after a step of its section `step`; "" is a step of the whole
+    program."""
     return f"{step}.{name}" if step else name
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Steps [begin, end) of the program that a step leaves out, and that run when they are asked for, with these inputs
-    by name, giving these outputs: one row each for every row that they are asked for.
+    """Steps [begin, end) of the program, which a usual step leaves out and which run when asked for, with named inputs
+    and outputs: one row of each per asked row.
 
-    They run behind a step, whose results are still there: behind one of the program, or, where its name is
-    `section_behind(other, ..)`, of the section `other`. A section that gives LOGITS is a step of its own instead: it
-    is given a batch, and runs the first `shared` steps of the program, then its own. instead: an input that the program
-    declares; a batch in which some sequence gives rows of it runs this section, and not the program; "" for none.
+    They run after a step of the whole program, or, if the name is `section_behind(other, ..)`, of the section `other`,
+    and may read that step's buffers. A section with the output LOGITS is a step itself: it takes a batch, and runs the
+    first `shared` steps of the program, then its own. instead: an input that the program declares; a batch in which a
+    sequence gives rows of it runs this section in place of the program; "" for none.
     """
 
     name: str
@@ -100,16 +101,17 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def is_step(self) -> bool:
-        """Whether it takes a batch, and gives the batch's logits."""
+        """Whether it takes a batch and computes the batch's logits."""
         return LOGITS in self.outputs
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps.
+    """Everything an executor needs except the bytes of weights and kernels. The steps of sections come after the
+    others.
 
-    kernels: the op of every kernel, by its name. inputs: what its steps read of a batch besides what every engine is
-    given (`format.batch.INPUTS`), one row per token. adapters: the room that it has for such. screens: whether a
-    step can leave out logits that cannot be the largest, for batches that want no others.
+    kernels: the op of every kernel, by the kernel's name. inputs: arrays that its steps read besides those of every
+    engine (`format.batch.INPUTS`), one row per token. adapters: its room for adapters; None: it has none. screens:
+    whether a step can leave out logits that cannot be the largest, for batches that only want the largest.
     """
 
     kernels: dict[str, str]
@@ -118,47 +120,48 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     weights: dict[str, WeightEntry]
     kv: KVLayout
     arena_bytes_per_token: int
-    vocab_size: int  # width of a row of the output: the vocabulary, or the dimension of hidden states
-    plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
+    vocab_size: int  # width of an output row: the vocabulary, or the dimension of hidden states
+    plan: LaunchPlan | None = None  # None for CPU engines, whose library walks the steps itself
     sections: list[Section] = []
     speculation: Speculation | None = None
     inputs: list[BatchArray] = []
     adapters: AdapterPlan | None = None
-    samples: bool = True  # whether the output are logits, which a token can be drawn from
+    samples: bool = True  # whether the output are logits, from which tokens can be sampled
     screens: bool = False
 
     @property
     def stored(self) -> dict[str, WeightEntry]:
-        """The weights that the file of weights has: all but the pools of adapters."""
+        """The weights in the file of weights: all but the pools of adapters."""
         pools = {pool.weight for pool in self.adapters.pools} if self.adapters else ()
         return {name: weight for name, weight in self.weights.items() if name not in pools} if pools else self.weights
 
     @property
     def num_own_steps(self) -> int:
-        """How many steps run every time: those before the sections."""
+        """How many steps every run of the program has: those before the sections."""
         return min((section.begin for section in self.sections), default=len(self.steps))
 
     def steps_of(self, name: str) -> list[int]:
-        """The numbers of the steps that a section runs, the shared ones included; of the program's own for ""."""
+        """The indices of the steps that a section runs, shared ones included; for "" those of the whole program without
+        sections."""
         for section in self.sections:
             if section.name == name:
                 return [*range(section.shared), *range(section.begin, section.end)]
         return list(range(self.num_own_steps))
 
     def kv_of(self, name: str) -> KVLayout:
-        """The KV layers that the launches of a section use, and those before them; of "", the program itself, also what
-        those use that may run in its place. Requires a plan."""
+        """The KV layers up to the last one that the launches of a section use. For "", the whole program, those of
+        sections that may run in its place count, too. Requires a plan."""
         assert self.plan is not None
         names = [name] if name else [name, *(section.name for section in self.sections if section.instead)]
         used = (self.plan.calls[n].layer for one in names for n in self.steps_of(one))
         return self.kv.first_layers(max(used, default=-1) + 1)
 
     def section(self, name: str) -> int | None:
-        """The number of the section of that name; None if there is none."""
+        """The index of the section of that name; None if there is none."""
         return next((number for number, section in enumerate(self.sections) if section.name == name), None)
 
     def samples_in(self, name: str) -> bool:
-        """Whether a run of a section gives logits; True for "", the program itself."""
+        """Whether a run of a section computes logits to sample from; True for "", the whole program."""
         number = self.section(name)
         return number is None or self.sections[number].is_step
 

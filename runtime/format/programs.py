@@ -1,4 +1,4 @@
-"""The programs of an engine: read by their names, and compared with what engine.json says of them."""
+"""Reads the programs of an engine by name, and checks that they agree with engine.json."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .present import MANIFEST_FILE
 from .program import DRAFTS, LOGITS, Program, Section
 from .version2 import with_what_sections_take
 
-_ARRAYS = (LOGITS, DRAFTS, "logit_rows")  # of the batch, where what sections are given or give may lie
+_ARRAYS = (LOGITS, DRAFTS, "logit_rows")  # places, besides buffers, of inputs and outputs of sections
 
 
 def read_program(manifest: Manifest, files: EngineFiles, name: str = MAIN) -> Program:
-    """A program of an engine. EngineFormatError if there is none of that name, or its file is damaged."""
+    """Read a program of an engine. EngineFormatError if there is none of that name, or if its file is damaged."""
     entry = manifest.program(name)
     return decode_program(files.read(entry.program), entry.program, manifest.format_version)
 
 
 def decode_program(raw: bytes, name: str, version: int = FORMAT_VERSION) -> Program:
-    """The content of a program's file `name`, of a format version that is read, decoded strictly."""
+    """Decode the content of a program's file `name` strictly. version: its format version, one of READ_VERSIONS."""
     program = decode(raw, name, Program)
     return program if version == FORMAT_VERSION else with_what_sections_take(program)
 
 
 def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> None:
-    """EngineFormatError where the manifest and its program of that name disagree about what both state, or this runtime
-    cannot keep its caches. The width of a row is stated of the main program."""
+    """Raise EngineFormatError if the manifest and its program of that name disagree, or if this runtime does not
+    support its KV cache. The manifest states the width of a row for the main program only."""
     file = manifest.program(name).program
     if name == MAIN:
         embedding = manifest.embedding
@@ -60,9 +60,9 @@ def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> N
 
 
 def section_problem(program: Program, section: Section) -> str:
-    """Why a section cannot be run, or what it is given and gives has no place of its shape; "" if nothing is wrong.
+    """Why a section cannot run, or why an input or output of it does not fit its buffer; "" if nothing is wrong.
 
-    Where buffers lie in the arena is not looked at: steps are verified before memory is planned, too."""
+    The offsets of buffers are not checked, because steps are also verified before memory is planned."""
     if not 0 <= section.shared <= section.begin <= section.end <= len(program.steps):
         return f"steps {section.begin} to {section.end} are not in the program"
     buffers = {buffer.name: buffer for buffer in program.buffers}
@@ -78,7 +78,7 @@ def section_problem(program: Program, section: Section) -> str:
 
 
 def _outside_arena(program: Program, section: Section) -> str:
-    """Which of a section's buffers lies outside the arena; "" if none does, as it must be once memory is planned."""
+    """A buffer of a section that lies outside the arena; "" if there is none, as must be after memory is planned."""
     offsets = {buffer.name: buffer.offset for buffer in program.buffers}
     for name, array in (*section.inputs.items(), *section.outputs.items()):
         if array.at in offsets and not 0 <= offsets[array.at] <= program.arena_bytes_per_token - array.row_bytes:
@@ -87,7 +87,7 @@ def _outside_arena(program: Program, section: Section) -> str:
 
 
 def _check_group(group: KVGroup) -> None:
-    """KVLayoutError if this runtime cannot keep such a group."""
+    """Raise KVLayoutError if this runtime does not support such a group."""
     if not 1 <= group.block_size <= MAX_BLOCK_SIZE:
         raise KVLayoutError(
             f"the engine keeps {group.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}",

@@ -1,4 +1,4 @@
-"""prompts.json: the prompts that an engine was compiled with, and where the KV of each lies."""
+"""prompts.json: the prompts that an engine was compiled with, and the places of their KV."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Literal
 
 import msgspec
 
-PROMPTS_FILE = "prompts.json"  # an engine without one has none
+PROMPTS_FILE = "prompts.json"  # an engine without such prompts does not have this file
 PROMPTS_DIR = "prompts"
 
 
 class CompiledPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A beginning of prompts. source: the name of the file that it was read from, which is a system message, messages,
-    or a text as it is. tokens: its token ids; the KV of the first `length` of them is kept.
+    """A prefix of prompts. source: the name of the file that it was read from; kind: whether that is a system message,
+    messages, or a plain text. tokens: its token ids; the KV of the first `length` of them is stored.
 
-    file: the bytes of the KV blocks whose numbers are `numbers[group]`, one after the other, each with all layers of
-    its group; "" where they are computed when the engine is loaded.
+    file: the file with the bytes of the KV blocks, in the order of `numbers[group]` (their block numbers), each with
+    all layers of its group; "" if they are computed when the engine is loaded.
     """
 
     source: str
@@ -27,8 +27,9 @@ class CompiledPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class CompiledPrompts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """identity: digest (hex) of what computed the blocks and how they are laid out, see prefixes/blocks.py; isa: the
-    level of the library that did. Where an engine is loaded that has another, the blocks are computed anew."""
+    """All compiled prompts. identity: digest (hex) of the code that computed the blocks and of their layout, see
+    prefixes/blocks.py. isa: the level of the library that computed them; if another library is loaded, they are
+    computed again."""
 
     prompts: list[CompiledPrompt]
     identity: str = ""

@@ -1,7 +1,7 @@
-"""An engine of several targets: one engine per target, of which what is equal is stored once.
+"""An engine with several targets: one engine per target; files that are equal are stored once.
 
-Its engine.json lists the targets and where their files lie. ENGINE/TARGET is the path of one of them, in a directory
-and in one file: whoever opens that has an engine like any other, with a manifest, a program and files of its own.
+Its engine.json lists the targets and the places of their files. ENGINE/TARGET is the path of one target, in a directory
+and in one file; it can be opened like any other engine, with its own manifest, program and files.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class TargetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One target: the digest of its engine.json, and where in the whole each of its files lies, by the names that its
-    manifest has."""
+    """One target: the digest of its engine.json, and the path within the whole of each of its files, by the name in its
+    manifest."""
 
     digest: str
     files: dict[str, str]
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """engine.json of an engine of several targets, which are in the order that they were compiled in."""
+    """engine.json of an engine with several targets, in the order in which they were compiled."""
 
     format_version: int
     icc_version: str
@@ -40,13 +40,14 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = ""  # seals this file itself
 
     def places(self) -> set[str]:
-        """Where the files of all targets lie, and where those may that no manifest lists."""
+        """The paths of the files of all targets, and of files that are allowed though no manifest lists them."""
         found = {f"{target}/{name}" for target in self.targets for name in (MANIFEST_FILE, *BESIDE)}
         return found.union(*(entry.files.values() for entry in self.targets.values()))
 
 
 class TargetFiles:
-    """The container of one target, within that of the whole. EngineFormatError if there is no such target."""
+    """The container of one target, within the container of the whole engine. EngineFormatError if there is no such
+    target."""
 
     def __init__(self, whole: Container, targets: Targets, target: str) -> None:
         if target not in targets.targets:
@@ -58,17 +59,18 @@ class TargetFiles:
 
     @property
     def modified(self) -> float:
-        """When the whole was written."""
+        """When the whole engine was written, in seconds since 1970."""
         return self.whole.modified
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the target's files, by the target's names for them; files of no target are included."""
+        """The size in bytes of the target's files, by the target's names for them; files that belong to no target are
+        included."""
         there = self.whole.sizes()
         unknown = {place: size for place, size in there.items() if place not in self._known}
         return unknown | {name: there[place] for name, place in self._places.items() if place in there}
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """The size of a file in bytes."""
         return self.whole.size(self._place(name))
 
     def read(self, name: str) -> bytes:
@@ -76,12 +78,12 @@ class TargetFiles:
         return self.whole.read(self._place(name))
 
     def map(self, name: str) -> memoryview:
-        """A file, mapped."""
+        """A view of a mapped file."""
         return self.whole.map(self._place(name))
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], bytes]]:
-        """`read`, as the whole does it for many."""
+        """A context that gives the whole engine's cheaper `read`."""
         with self.whole.reading() as read:
             yield lambda name: read(self._place(name))
 
@@ -92,7 +94,7 @@ class TargetFiles:
 
 
 def targets_in(container: Container) -> Targets | None:
-    """What an engine of several targets says of them; None of one of one. EngineFormatError where it is damaged."""
+    """Read the targets of an engine; None if it has only one. EngineFormatError if it is damaged."""
     raw = container.read(MANIFEST_FILE)
     facts = decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
     if "targets" not in facts:

@@ -16,7 +16,7 @@ _HINT = "copy the engine again from where it was made, or compile the model agai
 
 
 def check_paths(manifest: Manifest) -> None:
-    """EngineFormatError unless every path in the manifest stays inside the engine and is listed under `files`."""
+    """Raise EngineFormatError unless every path in the manifest stays inside the engine and is listed under `files`."""
     for path in manifest.files:
         check_relative(path)
     if MAIN not in manifest.programs:
@@ -35,10 +35,11 @@ def check_paths(manifest: Manifest) -> None:
 
 
 def check_listing(container: Container, manifest: Manifest) -> None:
-    """EngineFormatError for a file that is missing, not listed, of another size, or no plain file (links included).
+    """Raise EngineFormatError for a file that is missing, not listed, of another size, or no plain file (such as a
+    link).
 
-    What Python puts into its own `__pycache__` folders is the one thing that may come after the engine was written.
-    Other files in the base of a delta engine do not matter to the delta.
+    Only files in Python's own `__pycache__` folders may be added after the engine was written. Unlisted files in the
+    base of a delta engine are ignored.
     """
     files = manifest.files
     if manifest.base is not None:

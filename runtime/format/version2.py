@@ -1,5 +1,5 @@
-"""Format version 2, as version 3 has it: an engine had one program, two sections of it had names that stood for
-what they were given and gave, and the types of tokens came with their ids."""
+"""Converts format version 2 to version 3. In version 2 an engine had one program, the inputs and outputs of its two
+sections followed from their names, and token types were coded in the token ids."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import msgspec
 
 from .program import ASKED_ROWS, DRAFTS, LOGITS, Program, Section, SectionArray
 
-_MISSING = msgspec.Raw(b"null")  # is refused where the field must be
+_MISSING = msgspec.Raw(b"null")  # refused later, when the field is decoded
 
 
 def manifest_as_3(facts: dict[str, msgspec.Raw]) -> bytes:
-    """engine.json, by its fields, with the engine's program under its name."""
+    """engine.json in format 3, given its fields: the engine's program is moved to `programs`."""
     entry = {
         "program": facts.pop("program_file", _MISSING),
         "weights": facts.pop("weights_file", _MISSING),
@@ -23,18 +23,18 @@ def manifest_as_3(facts: dict[str, msgspec.Raw]) -> bytes:
 
 
 def _with_coded_types(embedding: msgspec.Raw) -> msgspec.Raw:
-    """EmbeddingFacts with today's name for how many types are coded in ids."""
+    """EmbeddingFacts with `token_types` renamed to `coded_types`."""
     try:
         facts = msgspec.json.decode(embedding, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
-        return embedding  # is refused as it is
+        return embedding  # refused later, when it is decoded
     named = {"coded_types" if name == "token_types" else name: value for name, value in facts.items()}
     return msgspec.Raw(msgspec.json.encode(named))
 
 
 def with_what_sections_take(program: Program) -> Program:
-    """The program with what its sections are given and give: they were known by their names. Draft heads wrote into an
-    array of their own."""
+    """The program with the inputs and outputs of its sections, which followed from their names. Draft heads wrote to a
+    separate array."""
     spec, found = program.speculation, list[Section]()
     for section in program.sections:
         if section.name == "medusa" and spec is not None:

@@ -1,8 +1,8 @@
 """tokenizer/vocabulary.bin: the tokens and merges of a byte-pair tokenizer as tables that need no parsing.
 
-tokenizer.json is all that defines a tokenizer; but a vocabulary of 49,000 tokens takes 0.1 s to read from it, and one
-of 262,000 half a second, where a first prompt needs a few dozen. This has the same in arrays (little-endian uint32):
-the text of each token by its id, a hash table from texts to ids, and the merges by the token that they make.
+tokenizer.json defines the tokenizer, but reading 49,000 tokens from it takes 0.1 s, and 262,000 tokens half a second,
+while a first prompt needs a few dozen. This file holds the same tokens in arrays (little-endian uint32): the text of
+each token by its id, a hash table from texts to ids, and the merges by the token that they make.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MAGIC = b"ICCVOC1\n"
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """frame: tokenizer.json with no tokens but the added ones, and no merges. tokens: ids, from 0 on. slots: of the
-    hash table. merges: how many. longest: characters of the longest token. always: ids that a text may need whatever
-    it holds. options: of a BPE of the tokenizers library."""
+    """frame: tokenizer.json without merges and with only the added tokens. tokens: number of ids, from 0 on. slots: of
+    the hash table. merges: number of merges. longest: characters of the longest token. always: ids that any text may
+    need. options: arguments of a BPE model of the tokenizers library."""
 
     frame: msgspec.Raw
     tokens: int
@@ -36,7 +36,7 @@ class VocabularyFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Vocabulary:
-    """The tables, where they lie in `raw`. EngineFormatError if they are damaged."""
+    """The tables, read in place from `raw`. EngineFormatError if they are damaged."""
 
     def __init__(self, raw: bytes) -> None:
         try:
@@ -49,7 +49,7 @@ class Vocabulary:
                 raise ValueError("its sizes make no sense")
             tables: list[memoryview] = []
             for count in counts:
-                tables.append(memoryview(raw)[start : start + 4 * count].cast("I"))  # TypeError: of half a number
+                tables.append(memoryview(raw)[start : start + 4 * count].cast("I"))  # TypeError if it is cut off
                 if len(tables[-1]) != count:
                     raise ValueError("it is too short")
                 start += 4 * count
@@ -59,14 +59,15 @@ class Vocabulary:
         self._texts = raw[start:]
 
     def id_to_token(self, token: int) -> str | None:
-        """A token as it is written in tokenizer.json; None if there is none of this id."""
+        """The text of a token as in tokenizer.json; None if no token has this id."""
         if not 0 <= token < self.facts.tokens:
             return None
         text = self._text(token)
         return text.decode(errors="replace") if text else None
 
     def find(self, text: str) -> int | None:
-        """The id of a token of the model, which added tokens need not be; None if there is none."""
+        """The id of a token of the BPE model, given its text (added tokens need not be in the model); None if there is
+        none."""
         key = text.encode()
         first = crc32(key) % len(self._slots)
         for at in chain(range(first, len(self._slots)), range(first)):
@@ -77,21 +78,22 @@ class Vocabulary:
         return None
 
     def merges(self, token: int) -> Iterator[tuple[int, int, int]]:
-        """Rank and the two parts of every merge that makes a token."""
+        """(rank, left id, right id) of every merge that makes a token."""
         for at in range(self._firsts[token], self._firsts[token + 1]):
             yield self._merges[3 * at], self._merges[3 * at + 1], self._merges[3 * at + 2]
 
     def _text(self, token: int) -> bytes:
-        return self._texts[self._ends[token] : self._ends[token + 1]]  # of damaged ends: of any part, or none
+        return self._texts[self._ends[token] : self._ends[token + 1]]  # any part of it, or b"", if the ends are damaged
 
 
 def damaged(error: Exception) -> EngineFormatError:
-    """What is said of a file that cannot be what was written."""
+    """The error for a damaged vocabulary file."""
     return EngineFormatError(f"{VOCABULARY_FILE} is damaged: {error}", "compile the model again")
 
 
 def encode_vocabulary(facts: VocabularyFacts, tables: Sequence[bytes], texts: bytes) -> bytes:
-    """The file. tables: ends of the texts, slots of the hash table, first merges of the tokens, merges; texts: all."""
+    """The bytes of the file. tables: ends of the texts, slots of the hash table, first merge of each token, merges.
+    texts: the texts of all tokens, joined."""
     header = msgspec.json.encode(facts)
     header += b" " * (-(len(_MAGIC) + 4 + len(header)) % 4)
     return b"".join((_MAGIC, struct.pack("<I", len(header)), header, *tables, texts))

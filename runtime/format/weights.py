@@ -1,4 +1,4 @@
-"""The weights file, mapped: safetensors whose tensors are opaque packed bytes. Nothing is copied."""
+"""Maps weights files: safetensors whose tensors are opaque packed bytes. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MappedWeights:
-    """The tensors of a mapped weights file `name`, and of the one `below` those that this one has not. Addresses are
-    valid until `close`, which unmaps the files."""
+    """The tensors of a mapped weights file `name`, and those of the file `below` that this one does not contain.
+    Addresses are valid until `close`, which unmaps the files."""
 
     def __init__(self, mapped: memoryview, name: str, below: MappedWeights | None = None) -> None:
         self._name, self._bytes, self._below = name, mapped, below
         self._entries = self._parse_header()
 
     def _parse_header(self) -> dict[str, tuple[int, int]]:
-        """name -> (offset in the file, bytes)."""
+        """name -> (offset in the file, size in bytes)."""
         total = len(self._bytes)
         size = int.from_bytes(self._bytes[:8], "little") if total >= 8 else total
         if 8 + size > total:
@@ -69,8 +69,8 @@ class MappedWeights:
         return EngineFormatError(f"{self._name} is damaged: {reason}", _HINT)
 
     def addresses(self, program: Program, pools: Mapping[str, int], some: bool = False) -> list[int]:
-        """The address of each weight, in the order of `program.weights`. pools: those of what the file does not have.
-        some: whether weights may be missing, which have no address then: 0.
+        """The address of each weight, in the order of `program.weights`. pools: addresses of weights that are not in
+        the file. some: whether weights may be missing; their address is then 0.
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
@@ -83,11 +83,11 @@ class MappedWeights:
         return list(found.values())
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor of this file, in its order."""
+        """The size in bytes of each tensor of this file, in its order."""
         return {name: nbytes for name, (_, nbytes) in self._entries.items()}
 
     def _names(self) -> set[str]:
-        """The weights that there are."""
+        """The names of all weights, those of the file below included."""
         return set(self._entries) | (set() if self._below is None else self._below._names())
 
     def _address(self, name: str, weight: WeightEntry) -> int:
@@ -108,18 +108,18 @@ class MappedWeights:
             self._below._check_known(program)
 
     def view(self, name: str) -> np.ndarray:
-        """The bytes of one weight, uint8 `[nbytes]`, read-only, not copied. KeyError if there is none."""
+        """A read-only view of one weight's bytes, uint8 `[nbytes]`, not copied. KeyError if there is no such weight."""
         if name not in self._entries and self._below is not None:
             return self._below.view(name)
         offset, nbytes = self._entries[name]
         return np.frombuffer(self._bytes, np.uint8)[offset : offset + nbytes]
 
     def close(self) -> None:
-        """Unmap. Addresses and views given out are invalid from here on."""
+        """Unmap the files. Addresses and views of them are invalid from then on."""
         if self._below is not None:
             self._below.close()
         try:
             self._bytes.release()
-        except BufferError:  # a view is still alive: the map goes when it does
+        except BufferError:  # a view still exists: the file is unmapped with it
             pass
         self._bytes = memoryview(b"")

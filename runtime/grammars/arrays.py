@@ -1,4 +1,4 @@
-"""Rules for arrays."""
+"""Grammar rules for arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from .values import ValueRules
 
-_MOST_DISTINCT = 64  # values that are told apart by a rule: llguidance's parameters have 64 bits
+_MOST_DISTINCT = 64  # values of which a rule can keep track: llguidance's parameters have 64 bits
 _MOST_STATES = 4000
 
 
 def array_rules(values: ValueRules, view: ArrayView | None) -> list[Alternative]:
-    """The alternatives of a value that is an array; None for any."""
+    """The alternatives for a value that is an array; view None: any array."""
     if view is None:
         return _plain_array(values, [], None, 0, None)
     least, most = view.min_items or 0, view.max_items
@@ -44,7 +44,7 @@ def array_rules(values: ValueRules, view: ArrayView | None) -> list[Alternative]
 def _plain_array(
     values: ValueRules, prefix: list[CanonicalSchema], items: CanonicalSchema | None, least: int, most: int | None
 ) -> list[Alternative]:
-    """Left to right: what may follow after each of the first items, then the repeated rest."""
+    """An array without `contains`: rules for the rest after each prefix item, then the repeated items."""
     prefix = prefix if most is None else prefix[:most]
     each = values.value(items)
     more = None if most is None else most - len(prefix)
@@ -69,10 +69,11 @@ def _counted_array(
     items: CanonicalSchema | None,
     bounds: tuple[int, int | None],
 ) -> list[Alternative]:
-    """A state for each position and how many items have met each `contains`, as far as that matters."""
+    """An array with `contains`: one state per position and per capped count of the items that satisfied each
+    `contains`."""
     least, most = bounds
     wanted = [(c.schema, 1 if c.min_contains is None else c.min_contains, c.max_contains) for c in view.contains]
-    last = max(len(prefix), least, 1) if most is None else most  # positions from here on are alike
+    last = max(len(prefix), least, 1) if most is None else most  # all later positions are equivalent
     caps = [low if high is None else high + 1 for _, low, high in wanted]
     start: tuple[int, ...] = (0,) * (1 + len(wanted))
     names: dict[tuple[int, ...], str] = {}
@@ -115,13 +116,13 @@ def _item(prefix: list[CanonicalSchema], items: CanonicalSchema | None, at: int)
 def _kinds(
     values: ValueRules, item: CanonicalSchema | None, wanted: list[tuple[CanonicalSchema, int, int | None]]
 ) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The ways in which an item can meet the `contains`, each with its rule."""
+    """The combinations of `contains` that an item can satisfy, each with its rule."""
     for met in product((0, 1), repeat=len(wanted)):
         node = item
         for one, (schema, _, most) in zip(met, wanted, strict=True):
             if one:
                 node = values.both([node, schema])
-            elif most is not None:  # else it does no harm that it may be met
+            elif most is not None:  # without a maximum, an item may satisfy it without being counted
                 node = values.both([node, schema.negate()])
         if node is None or satisfiable(node):
             yield met, values.value(node)
@@ -154,7 +155,8 @@ def _few(values: ValueRules, node: CanonicalSchema | None) -> list[Any] | None:
 
 
 def _chosen(values: ValueRules, few: list[Any], least: int, most: int | None) -> str:
-    """Each value at most once, in any order: a bit of the rule's parameter is set where one has been."""
+    """A rule for each value at most once, in any order: a bit of the rule's parameter is set when a value has been
+    used."""
     rules = values.rules
     each = [rules.rule([values.constant(value)]) for value in few]
     bound = "" if most is None else f"bit_count_lt(_, {most})"

@@ -1,7 +1,7 @@
-"""Characters: how they are written in a JSON string, and sets of them as a regular expression has them.
+"""Characters: their encoding in a JSON string, and character sets of regular expressions.
 
-Every character has one way to be written here (`encoded`), so that complement and intersection of languages of strings
-are those of their encodings.
+Every character has exactly one encoding (`encoded`), so that complement and intersection of languages of strings are
+those of their encodings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# what a JSON string holds: characters as they are, and escapes where they must be
+# the content of a JSON string: plain characters, and escapes only where they are required
 PLAIN = '[^"\\\\\\x00-\\x1F\\x7F]'
 CHARACTER = f'(?:{PLAIN}|\\\\(?:["\\\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]|7f)))'
 _SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -27,13 +27,13 @@ _NAMED = re.compile(r"\\[pP](?:\{[^}]*\}|.)")
 
 
 def encoded(text: str) -> str:
-    """A text as it stands in a JSON string, without the quotation marks."""
+    """A text as the content of a JSON string, without the quotation marks."""
     return "".join(ESCAPED.get(char, char) for char in text)
 
 
 @dataclass(frozen=True)
 class Characters:
-    """One character of a set: code points, what Rust calls the same (`\\p{L}`), and further sets."""
+    """A set of characters: code points, the same in Rust's syntax (such as `\\p{L}`), and further sets."""
 
     ranges: tuple[Range, ...]
     named: str = ""
@@ -41,9 +41,9 @@ class Characters:
     members: tuple[Characters, ...] = ()
 
     def regex(self) -> str:
-        """As Rust has it, in the encoding."""
+        """A regular expression for its characters as encoded, in Rust's syntax."""
         body = self._body()
-        if not body.removeprefix("^"):  # [] is nothing, [^] anything
+        if not body.removeprefix("^"):  # [] matches nothing, [^] anything
             return CHARACTER if self.negated else "[a&&b]"
         escapes = [re.escape(escape) for char, escape in ESCAPED.items() if self._has(char)]
         parts = [f"[[{body}]&&{PLAIN}]", *escapes] if self._has_plain else escapes
@@ -51,13 +51,13 @@ class Characters:
 
     @property
     def single(self) -> int | None:
-        """The code point, if it is one; else None."""
+        """The code point, if the set has exactly one; else None."""
         one = not self.named and not self.negated and not self.members and len(self.ranges) == 1
         return self.ranges[0][0] if one and self.ranges[0][0] == self.ranges[0][1] else None
 
     @property
     def _has_plain(self) -> bool:
-        """Whether it may have a character that is not escaped."""
+        """Whether it may contain a character that is not escaped."""
         if self.named or self.negated or self.members:
             return True
         return any(
@@ -76,7 +76,7 @@ class Characters:
 
 
 def _named_has(name: str, char: str) -> bool:
-    """Whether `\\p{name}` has one of the characters that are escaped: controls, the quotation mark, the backslash."""
+    """Whether `\\p{name}` contains one of the escaped characters: controls, the quotation mark, the backslash."""
     kind = name[2:].strip("{}")
     kind = kind.partition("=")[2] or kind
     control = char not in '"\\'

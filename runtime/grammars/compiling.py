@@ -1,4 +1,4 @@
-"""From a source to a grammar of llguidance."""
+"""Lowers a source to a grammar of llguidance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .values import ValueRules
 
 
 class LoweredGrammar(msgspec.Struct, frozen=True):
-    """`grammar` is in llguidance's own format. The rest is of `following.Checks`; without schemas there are none."""
+    """`grammar` is in llguidance's own format. The other fields are arguments of `following.Checks`, which is not
+    needed if `schemas` is empty."""
 
     grammar: str
     schemas: list[Schema] = []
@@ -30,7 +31,7 @@ class LoweredGrammar(msgspec.Struct, frozen=True):
 
 
 def lowered(source: str) -> str:
-    """A source as a `LoweredGrammar` in JSON. RequestError if it is no grammar, or one beyond the limits."""
+    """Lower a source to a `LoweredGrammar` in JSON. RequestError if it is no grammar or exceeds the limits."""
     wanted = msgspec.json.decode(source)
     return source if "grammar" in wanted else msgspec.json.encode(_lowered(wanted)).decode()
 
@@ -58,7 +59,7 @@ def _lowered(wanted: dict[str, Any]) -> LoweredGrammar:
 
 
 def _depth(schema: Schema) -> int:
-    """How deep an answer may nest."""
+    """How deep an answer may nest; see `effort.deepest`. RequestError if no depth is possible."""
     levels = deepest(schema)
     if levels < 0:
         raise RequestError("the schema is too large: too many cases", field="response_format")
@@ -66,12 +67,12 @@ def _depth(schema: Schema) -> int:
 
 
 def _rules(schema: Schema, number: int) -> tuple[str, ValueRules]:
-    """A rule's body, with the rules that it needs after it."""
+    """The body of the schema's rule, followed by the rules that it needs."""
     rules = Rules(number)
     try:
         values = ValueRules(Document(schema), rules)
         start = values.start()
-    except (ValueError, RecursionError) as error:  # jsonschema-rs has no canonical form for it
+    except (ValueError, RecursionError) as error:  # jsonschema-rs has no canonical form for the schema
         raise RequestError(f"the schema is not supported: {error}"[:300], field="response_format") from error
     empty = frozenset(name for text, name in rules.terminals.items() if ("&" in text or "~" in text) and is_empty(text))
     text = rules.written(start, empty)

@@ -1,8 +1,8 @@
 """Grammars as token masks, for one tokenizer.
 
-llguidance rather than xgrammar: it has no dependencies at all, where xgrammar 0.2.8 requires torch, transformers and
-triton, which the runtime must not need; and it computes masks lazily within limits of fuel, so that no grammar can hold
-up a step for long. `benchmarks/NOTES.md` has the comparison.
+Why llguidance and not xgrammar: it has no dependencies, while xgrammar 0.2.8 requires torch, transformers and triton,
+which the runtime must not need; and it computes masks lazily within a limit of work, so that no grammar can delay a
+step for long. `benchmarks/NOTES.md` has the comparison.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .limits import parser_limits
 if TYPE_CHECKING:
     import llguidance
 
-_MOST_TRIES = 300  # of a search for what an item may become
-_CACHED = 64  # compiled grammars kept, the least recently used goes first; each holds at most a few hundred KiB
+_MOST_TRIES = 300  # tokens tried in a search for how an item can be completed
+_CACHED = 64  # compiled grammars in the cache, least recently used evicted first; each takes at most a few hundred KiB
 
 
 class GrammarVocabulary:
-    """The tokens of one tokenizer, for grammars: their texts, and which of them end an answer."""
+    """The tokens of one tokenizer for grammars: their bytes, and which of them end an answer."""
 
     def __init__(self, tokenizer_json: str, size: int, end_ids: Sequence[int]) -> None:
         import llguidance
@@ -41,17 +41,17 @@ class GrammarVocabulary:
         self.tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=size, eos_token=self.end_ids)
 
     def text(self, token_id: int) -> bytes:
-        """The bytes of a token; none of one that ends an answer."""
+        """The bytes of a token; b"" for a token that ends an answer."""
         return b"" if token_id in self.end_ids else self.tokenizer.decode_bytes([token_id])
 
     @cached_property
     def structural(self) -> np.ndarray:
-        """Ids of the tokens that may open or close a JSON value, int64 `[tokens]`."""
+        """The ids of tokens that may open or close a JSON value, int64 `[tokens]`."""
         return np.array([token for token in range(self.size) if is_structural(self.text(token))], dtype=np.int64)
 
 
 class GrammarConstraint:
-    """One completion's place in its grammar, and in its JSON where schemas are to be followed."""
+    """One completion's state in its grammar, and in its JSON if it must follow schemas."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: GrammarVocabulary, checks: Checks | None) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
@@ -62,8 +62,9 @@ class GrammarConstraint:
         self._tries = 0
 
     def allowed(self) -> np.ndarray:
-        """bool `[vocab]`; nothing is allowed after the matcher failed (its limits, or a token it did not allow), and no
-        end where the answer is not complete. After a token that was not accepted, exactly those that will be."""
+        """The allowed tokens, bool `[vocab]`: none after the matcher failed (limits, or a token it did not allow), and
+        no end token while the answer is incomplete. `accept` may still refuse some of them; after such a refusal the
+        mask is exact."""
         bits = self._mask(self._matcher)
         if self._refused and self._follower is not None:
             for token in self._doubtful(bits, self._follower):
@@ -71,8 +72,8 @@ class GrammarConstraint:
         return bits
 
     def accept(self, token_id: int) -> bool:
-        """Go on after an allowed token; False, and nothing has changed, if it must not come after all: then `allowed`
-        is narrower."""
+        """Advance by an allowed token. False, with the state unchanged, if the token is refused after all; `allowed`
+        then leaves it out."""
         if self._distinct or token_id in self._vocabulary.end_ids:
             after = self._after(token_id)
             if after is not None:
@@ -85,14 +86,14 @@ class GrammarConstraint:
         return not self._refused
 
     def copy(self) -> GrammarConstraint:
-        """Another completion's, at the same place."""
+        """A copy for another completion in the same state."""
         other = copy(self)
         other._matcher, other._words = self._matcher.deep_copy(), self._words.copy()
         other._follower = None if self._follower is None else self._follower.copy()
         return other
 
     def _after(self, token_id: int) -> tuple[llguidance.LLMatcher, JsonFollower | None] | None:
-        """The place after an allowed token; None if it must not come."""
+        """The state after an allowed token; None if the token must be refused."""
         matcher, follower = self._matcher.deep_copy(), self._follower
         if token_id in self._vocabulary.end_ids:
             return (matcher, follower) if follower is None or follower.finish() else None
@@ -106,7 +107,8 @@ class GrammarConstraint:
         return (matcher, follower) if self._leads_on(matcher, follower) else None
 
     def _leads_on(self, matcher: llguidance.LLMatcher, follower: JsonFollower) -> bool:
-        """Whether an item that has begun like an earlier one can still become another: a search, so far as tries go."""
+        """Whether an item that begins like an earlier one can still become a different item: a search; True if it runs
+        out of tries."""
         if not follower.is_pressed():
             return True
         for token in np.flatnonzero(self._mask(matcher)):
@@ -140,7 +142,7 @@ class GrammarConstraint:
             return np.zeros(self._vocabulary.size, dtype=bool)
         matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: self._vocabulary.size].view(bool)
-        if not matcher.is_accepting():  # a grammar that nothing follows from would allow the end at once
+        if not matcher.is_accepting():  # a grammar that derives no text would allow the end at once
             bits[self._vocabulary.end_ids] = False
         return bits
 
@@ -148,8 +150,8 @@ class GrammarConstraint:
 class Grammars:
     """Compiles grammars for the tokenizer of one engine. llguidance works without the GIL.
 
-    tokenizer_json: the text of the file; end_ids: the tokens that end an answer. forms: those that the engine has
-    lowered, which are never given up once they were compiled. May be used by several threads.
+    tokenizer_json: the text of the file. end_ids: the tokens that end an answer. forms: the engine's lowered forms,
+    which are never evicted once compiled. Thread-safe.
     """
 
     def __init__(
@@ -163,15 +165,15 @@ class Grammars:
         self._working = Lock()
 
     def prepare(self) -> None:
-        """Compile all forms, and what the first token of each may be: later nobody waits for that. One that cannot be
-        compiled is refused when it is asked for."""
+        """Compile all forms and the mask of each form's first token in advance. A form that cannot be compiled is
+        refused when a request asks for it."""
         for lowered_form in self._lowered.values():
             with suppress(RequestError):
                 self.compile(lowered_form)().allowed()
 
     def compile(self, source: str) -> Callable[[], GrammarConstraint]:
-        """What makes the constraint of each completion, from a text of `sources`, lowered or not. RequestError if the
-        grammar is none, or one beyond the limits, or if the tokens have no bytes that grammars could read."""
+        """Compile a text of `sources`, lowered or not, to a factory of constraints, one per completion. RequestError if
+        it is no grammar or exceeds the limits, or if the tokenizer's tokens cannot be turned into bytes."""
         with self._working:
             return self._compile(self._lowered.get(source, source))
 
@@ -181,7 +183,7 @@ class Grammars:
         if self._vocabulary is None:
             try:
                 self._vocabulary = GrammarVocabulary(*self._source)
-            except ValueError as error:  # of a tokenizer whose tokens it cannot turn into bytes
+            except ValueError as error:  # the tokenizer's tokens cannot be turned into bytes
                 reason = f"grammars cannot read the model's tokenizer: {str(error)[:300]}"
                 raise RequestError(reason, "leave the grammar out", field="response_format") from error
         vocabulary = self._vocabulary
@@ -192,7 +194,7 @@ class Grammars:
                 raise RequestError(f"the grammar was refused: {matcher.get_error()[:300]}", field="response_format")
             facts = (found.whole, found.distinct, found.close, found.deepest)
             checks = Checks(found.schemas, *facts) if found.schemas else None
-            if checks is not None:  # which takes a while with a large vocabulary: now, rather than between two tokens
+            if checks is not None:  # slow for a large vocabulary: compute it now and not between two tokens
                 _ = vocabulary.structural
             self._compiled[source] = matcher, checks
             if len(self._compiled) > _CACHED + len(self._kept):

@@ -1,4 +1,4 @@
-"""Documents: a JSON schema in canonical form, and what that form leaves out of it."""
+"""Documents: a JSON schema in canonical form, and the order of its properties, which that form loses."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from jsonschema_rs import CanonicalSchema, Validator
 
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
-_BACKTRACKS = 100_000  # of a regular expression over one string
+_BACKTRACKS = 100_000  # steps of a regular expression over one string
 
 
 class Document:
-    """A schema. RequestError if it is none, refers to what is not there, or to itself without end.
+    """A JSON schema. RequestError if it is no schema, or if a reference leads nowhere or endlessly back to itself.
 
-    jsonschema-rs brings it into canonical form, in which `not`, `if`, `dependentSchemas` and the like have become
-    cases; `root` is that, with the known formats as patterns. What the form leaves out is the order of properties.
+    jsonschema-rs converts it to canonical form, in which `not`, `if`, `dependentSchemas` and the like are resolved into
+    cases; `root` is this form, with the known formats as patterns. The form does not keep the order of properties.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -34,8 +34,8 @@ class Document:
             self.root = _canonical(plain)
 
     def ordered(self, names: Iterable[str]) -> list[str]:
-        """Names of properties in the order of the `properties` that has the most of them, and further names of that
-        one if it has all."""
+        """Names of properties in the order of the `properties` that lists most of them; if it lists all, its further
+        names are included."""
         wanted = dict.fromkeys(names)
         found: dict[str, None] = {}
         orders = sorted(self._orders, key=lambda order: (-sum(name in wanted for name in order), len(order)))
@@ -49,7 +49,7 @@ class Document:
 
 
 def validator(schema: Any) -> Validator:
-    """What tells whether a value is valid; formats are annotations. RequestError if the schema is none."""
+    """A validator for a schema; formats are annotations. RequestError if it is no schema."""
     import jsonschema_rs
 
     try:
@@ -64,7 +64,7 @@ def validator(schema: Any) -> Validator:
 
 
 def satisfiable(node: CanonicalSchema) -> bool:
-    """False only if it is proven that no value is valid."""
+    """Whether a value may be valid; False only if it is proven that no value is valid."""
     return str(node.satisfiability().value) != "no"
 
 
@@ -83,14 +83,14 @@ def _refused(error: Exception) -> RequestError:
 
 
 def _known_dialect(schema: Schema) -> Schema:
-    """Without `$schema` where that is no draft of JSON Schema: such a schema is read as draft 2020-12."""
+    """The schema without its `$schema` if that is no draft of JSON Schema: it is then read as draft 2020-12."""
     if isinstance(schema, bool) or _DIALECT.fullmatch(str(schema.get("$schema"))):
         return schema
     return {key: value for key, value in schema.items() if key != "$schema"}
 
 
 def _orders(value: Any, in_constant: bool = False) -> Iterator[tuple[str, ...]]:
-    """The orders in which properties are declared, or constants have them."""
+    """The orders in which properties are declared, or occur in constants."""
     if isinstance(value, dict):
         properties = value if in_constant else value.get("properties")
         if isinstance(properties, dict):
@@ -103,8 +103,9 @@ def _orders(value: Any, in_constant: bool = False) -> Iterator[tuple[str, ...]]:
 
 
 def _check_references(schema: Schema) -> None:
-    """RequestError if a value is valid if it is valid: `$ref`s in a circle, with nothing of the value in between."""
-    if "$id" in str(schema):  # then pointers are not of the whole
+    """Raise RequestError for `$ref`s in a circle that all apply to the same value, so that a value would be valid if it
+    is valid."""
+    if "$id" in str(schema):  # then pointers are not relative to the whole document
         return
     done: set[int] = set()
     for start in subschemas(schema):
@@ -120,7 +121,7 @@ def _check_references(schema: Schema) -> None:
 
 
 def _in_place(part: dict[str, Any], schema: Schema) -> Iterator[Any]:
-    """The schemas by which the same value is judged."""
+    """The subschemas that apply to the same value."""
     reference = part.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         yield pointed(schema, reference)

@@ -1,7 +1,7 @@
-"""The syntax of JSON Schema's regular expressions (ECMA-262 with the flag u), lenient in what is a literal.
+"""Parses JSON Schema's regular expressions (ECMA-262 with the flag u), lenient about which characters are literals.
 
-Implementations differ in what \\d, \\w, \\s, `.` and $ match outside ASCII and at a last line end. An expression is
-strict, matching what all of them match, or loose, what any of them matches; a complement is of a loose one.
+Implementations differ in what \\d, \\w, \\s, `.` and $ match outside ASCII and at a last line end. A strict expression
+matches what all of them match, a loose one what any of them matches; a complement is taken of a loose one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROPERTY = re.compile(r"\{\^?[A-Za-z_]+(=[A-Za-z_]+)?\}|[A-Z]")
 
 @dataclass(frozen=True)
 class Sequence:
-    """One part after the other; none matches the empty string."""
+    """A concatenation of parts; with no parts it matches the empty string."""
 
     parts: tuple[Node, ...] = ()
 
@@ -43,7 +43,7 @@ class PatternRepeat:
 
 @dataclass(frozen=True)
 class Look:
-    """What follows does (not) begin so."""
+    """A lookahead: the following text must (or must not) begin with a match."""
 
     branches: PatternChoice
     negated: bool
@@ -61,14 +61,14 @@ Node = Characters | Sequence | PatternChoice | PatternRepeat | Look | Edge
 
 @dataclass
 class Parser:
-    """A recursive-descent parser of the syntax with the flag u, lenient in what it takes for a literal."""
+    """A recursive-descent parser of the syntax with the flag u, lenient about which characters are literals."""
 
     pattern: str
     loose: bool
     at: int = field(default=0)
 
     def parse(self) -> PatternChoice:
-        """The syntax tree of the whole pattern. RequestError names what it cannot be."""
+        """The syntax tree of the whole pattern. RequestError names the part that is not supported."""
         choice = self._choice()
         if self.at < len(self.pattern):
             self._fail("unbalanced parentheses")
@@ -117,7 +117,7 @@ class Parser:
             return part
         if max(bounds[0], bounds[1] or 0) > _MAX_REPEAT or (bounds[1] is not None and bounds[1] < bounds[0]):
             self._fail("a repetition is out of bounds")
-        self._take("?")  # lazy or not, the same strings match
+        self._take("?")  # a lazy repetition matches the same strings
         if isinstance(part, Edge):
             return part if bounds[0] else Sequence()
         return self._repeats(PatternRepeat(part, *bounds))
@@ -218,7 +218,7 @@ class Parser:
         return Characters(((code, code),))
 
     def _hexadecimal(self, digits: int) -> int | None:
-        """The code point after \\x or \\u, of two escapes where these are a surrogate pair; None if there is none."""
+        """The code point after \\x or \\u, from two escapes if they are a surrogate pair; None if no digits follow."""
         found = re.compile(rf"\{{([0-9a-fA-F]{{1,6}})\}}|([0-9a-fA-F]{{{digits}}})").match(self.pattern, self.at)
         if found is None:
             return None
@@ -230,7 +230,7 @@ class Parser:
         return code
 
     def _shorthand(self, char: str) -> Characters:
-        """\\d, \\w or \\s, or their complements; which is wide and which narrow is told in the module's docstring."""
+        """\\d, \\w or \\s, or their complements, as strict or loose sets (see the module's docstring)."""
         negated = char.isupper()
         if char in "sS":
             return Characters(SPACE if self.loose == negated else LOOSE_SPACE, negated=negated)
@@ -240,5 +240,5 @@ class Parser:
 
 
 def refused(pattern: str, reason: str) -> RequestError:
-    """The error for a pattern that cannot be followed; the pattern's first 80 characters are shown."""
+    """The error for a pattern that is not supported; it shows the pattern's first 80 characters."""
     return RequestError(f"the pattern {pattern[:80]!r} was refused: {reason}", field="response_format")

@@ -1,7 +1,7 @@
-"""How deep an answer may nest so that checking it takes no time to speak of.
+"""Computes how deep an answer may nest so that checking it stays cheap.
 
-A validator visits a value once for each way that leads to it through the schema, and two `$ref`s of the same schema may
-double the ways with every level.
+A validator visits a value once for each path to it through the schema, and two `$ref`s to the same schema may double
+the paths at every level.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import Any
 
 from .sources import Schema
 
-DEEPEST = 100  # of any answer
-_MOST_WAYS = 2_000  # to one value
+DEEPEST = 100  # levels of any answer
+_MOST_WAYS = 2_000  # paths to one value
 
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _ONE = ("not", "if", "then", "else")
-_EACH = (  # one schema for any of the parts
+_EACH = (  # one schema for all of the parts
     "items", "additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems", "contains",
 )  # fmt: skip
 _ANCHORS = ("$id", "id", "$anchor", "$dynamicAnchor")
 
 
 def deepest(schema: Schema) -> int:
-    """Levels of objects and arrays, at most DEEPEST; -1 if a value of none is too much already."""
+    """How many levels of objects and arrays an answer may have, at most DEEPEST; -1 if even a value without levels is
+    too costly."""
     if isinstance(schema, bool):
         return DEEPEST
     ways = _Ways(schema)
@@ -32,14 +33,15 @@ def deepest(schema: Schema) -> int:
         now = ways.next_level()
         if now[id(schema)] > _MOST_WAYS:
             return level - 1
-        if now == before:  # it goes on like this
+        if now == before:  # the counts no longer change
             break
         before = now
     return DEEPEST
 
 
 class _Ways:
-    """For each schema in the document, the ways to a value so many levels below the one that it judges."""
+    """Counts, for each schema in the document, the paths to a value some levels below the value that the schema applies
+    to."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
@@ -52,7 +54,8 @@ class _Ways:
         self._before: dict[int, int] | None = None
 
     def next_level(self) -> dict[int, int]:
-        """By the identity of a schema: at first of the value itself, then of each level below it."""
+        """The counts by the schema's id(): in the first call for the value itself, in each later call one level further
+        down."""
         found: dict[int, int] = {}
         for part in self._all:
             self._count(part, found, set())
@@ -71,7 +74,7 @@ class _Ways:
         return found[id(part)]
 
     def _below(self, part: dict[str, Any]) -> int:
-        """The ways through the schemas of the parts of a value."""
+        """The number of paths through the schemas of a value's parts."""
         assert self._before is not None
         ways = 0
         properties = part.get("properties")
@@ -98,10 +101,11 @@ class _Ways:
                 yield from self._targets(part[key])
 
     def _targets(self, reference: str) -> list[Any]:
-        """What a reference may mean: one schema for a pointer into the document, else all of that name, or all."""
+        """The schemas that a reference may mean: one for a pointer into the document, else all schemas of that name,
+        else the whole schema."""
         if reference.startswith("#/") and not self._anchored:
             return [pointed(self._schema, reference)]
-        if "#/" in reference:  # into some part with an identifier
+        if "#/" in reference:  # a pointer into some part with an identifier
             whole = [self._schema, *(part for parts in self._anchored.values() for part in parts)]
             found = [pointed(part, "#" + reference.partition("#")[2]) for part in whole]
             return [part for part in {id(part): part for part in found if isinstance(part, dict)}.values()]
@@ -118,7 +122,7 @@ def subschemas(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def pointed(value: Any, reference: str) -> Any:
-    """What a pointer `#/a/b` leads to; None if to nothing."""
+    """The value at a pointer `#/a/b`; None if there is none."""
     for step in reference.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~").replace("%25", "%").replace("%22", '"')
         if isinstance(value, list) and name.isdigit() and int(name) < len(value):

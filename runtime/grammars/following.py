@@ -1,7 +1,7 @@
-"""Following: what no grammar says of JSON, checked while it is written.
+"""Following: checks JSON, while it is generated, for the conditions that a grammar cannot express.
 
-Keys of one object differ, items of an array do where the schema wants it, and a value is not closed if the schema can
-then no longer be satisfied.
+The keys of an object must differ; so must the items of an array, if the schema requires it; and a value is not closed
+if the schema could then no longer be satisfied.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _IN_STRING = re.compile(rb'["\\]')
 _ENDS_SCALAR = b",]}"
-_MOST_CHECKED = 64 << 10  # bytes of a value that are looked at again at each close; the end is checked of any
+_MOST_CHECKED = 64 << 10  # bytes; a longer value is not checked at each close, only at its end
 
 _FINAL = ("Type", "MaxItems", "MaxProperties", "FalseSchema", "AdditionalProperties", "PropertyNames", "UniqueItems")
 
 
 class Checks:
-    """The schemas one of which a value must follow.
+    """Schemas of which a value must follow one.
 
-    whole: the answer is the value; else values are the objects and arrays in it, and what stands between them is free.
-    distinct: whether some array must not repeat an item.
-    close: whether the rules of some schema allow more than it does, so that each close is checked.
-    deepest: how deep objects and arrays may nest, so that a check takes no time to speak of.
+    whole: whether the whole answer is the value; if not, each object and array in it is a value, and the text between
+    them is free. distinct: whether some array must not repeat an item. close: whether the rules of some schema allow
+    more than the schema itself, so that each close must be checked. deepest: how many levels of objects and arrays are
+    allowed, so that a check stays cheap.
     """
 
     def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool, deepest: int) -> None:
@@ -42,12 +42,13 @@ class Checks:
         return any(each.is_valid(value) for each in self._validators)
 
     def possible(self, value: Any, path: list[str | int]) -> bool:
-        """Whether a value may become valid whose parts along `path` are still open."""
+        """Whether a value can still become valid, given that its parts along `path` are still open."""
         return any(not any(_is_final(e, path) for e in each.iter_errors(value)) for each in self._validators)
 
 
 def _is_final(error: ValidationError, path: list[str | int]) -> bool:
-    """Whether the error stays whatever follows: it is of a part that is complete, or none that more can mend."""
+    """Whether an error stays, whatever follows: it is in a complete part, or of a kind that no further text can
+    repair."""
     place = list(error.instance_path)
     if place != path[: len(place)]:
         return True
@@ -60,9 +61,10 @@ def _is_final(error: ValidationError, path: list[str | int]) -> bool:
 
 @dataclass
 class _Open:
-    """An object or array that is not closed yet: its keys or items so far, and where the last of them is.
+    """An object or array that is not closed yet. seen: its keys, or items, so far. name, count: the current key, and
+    the number of complete values.
 
-    `written` is how items that are strings, numbers and the like stand in the text.
+    written: the exact text of items that are no objects or arrays.
     """
 
     is_array: bool
@@ -73,18 +75,18 @@ class _Open:
 
 
 class JsonFollower:
-    """One answer's place in its JSON. It trusts a grammar for the syntax."""
+    """One answer's state in its JSON. It relies on a grammar for the syntax."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._text = bytearray()  # of the value
+        self._text = bytearray()  # the value so far
         self._stack: list[_Open] = []
         self._mode = "value" if checks.whole else "outside"
-        self._start = 0  # of the innermost text, key or scalar
+        self._start = 0  # offset of the innermost string, key or scalar
         self._escaped = False
 
     def feed(self, data: bytes) -> bool:
-        """Go on with what is written next; False, and nothing has changed, if it must not be."""
+        """Advance by the next bytes. False, with the state unchanged, if they are not allowed."""
         text, before = bytes(self._text) if self._mode == "outside" else None, self._stack
         size, mode, start, escaped = len(self._text), self._mode, self._start, self._escaped
         if is_structural(data):
@@ -99,7 +101,7 @@ class JsonFollower:
         return False
 
     def copy(self) -> JsonFollower:
-        """Another follower at the same place."""
+        """A copy in the same state."""
         other = JsonFollower(self._checks)
         other._text[:] = self._text
         other._stack = [_copied(one) for one in self._stack]
@@ -107,8 +109,8 @@ class JsonFollower:
         return other
 
     def is_pressed(self, data: bytes = b"") -> bool:
-        """Whether what is written of an item, and `data` after it, is how an earlier item of the array begins: then it
-        may be that nothing else can become of it."""
+        """Whether the current item so far, plus `data`, is a prefix of an earlier item of the array, so that perhaps it
+        can only become a repetition."""
         inner = self._stack[-1] if self._stack else None
         if inner is None or not inner.written or self._mode not in ("value", "scalar", "string"):
             return False
@@ -149,7 +151,7 @@ class JsonFollower:
         return True
 
     def _in_string(self, data: bytes, at: int) -> int:
-        """After the string or the data, whichever ends first; -1 if the string must not end."""
+        """The index after the string or the data, whichever ends first; -1 if the string must not end here."""
         if self._escaped:
             self._escaped = False
             self._text += data[at : at + 1]
@@ -173,7 +175,7 @@ class JsonFollower:
         return end
 
     def _punctuated(self, byte: bytes) -> bool:
-        """One byte between strings."""
+        """Handle one byte outside strings."""
         if self._mode == "scalar":
             return True
         inner = self._stack[-1] if self._stack else None
@@ -201,7 +203,7 @@ class JsonFollower:
         return True
 
     def _lose(self) -> bool:
-        """This is no JSON: nothing can be said of it."""
+        """Give up on text that is not JSON: it can no longer be checked."""
         self._mode = "outside" if not self._checks.whole else "lost"
         self._stack = []
         return True
@@ -209,12 +211,12 @@ class JsonFollower:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def _closed(self) -> bool:
-        """A value is complete: whether it may be."""
+        """Handle the end of a value; False if the value must not end so."""
         if not self._stack:
             self._mode = "done" if self._checks.whole else "outside"
             try:
                 return self._checks.valid(self._loads(self._text))
-            except ValueError:  # brackets in what stands between values
+            except ValueError:  # brackets in the text between values
                 return self._lose()
         inner = self._stack[-1]
         self._mode = "after"
@@ -236,7 +238,7 @@ class JsonFollower:
         return not (repeated or self._checks.close) or self._checks.possible(value, path)
 
     def _path(self) -> list[str | int]:
-        """The keys and indices that lead from the whole value to its innermost part that is still open."""
+        """The keys and indices from the whole value to its innermost open part."""
         return [one.count if one.is_array else one.name for one in self._stack[:-1]]
 
     def _partial(self) -> Any:
@@ -252,12 +254,12 @@ def _copied(one: _Open) -> _Open:
 
 
 def is_structural(data: bytes) -> bool:
-    """Whether it may open or close anything."""
+    """Whether the bytes may open or close a JSON value."""
     return any(byte in data for byte in b'"[]{},')
 
 
 def _same(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal."""
+    """A text that is equal for values that JSON Schema considers equal."""
     return json.dumps(_numbers_alike(value), sort_keys=True)
 
 

@@ -1,5 +1,5 @@
-"""String formats as patterns. JSON Schema has formats as annotations; an answer follows those that are known here,
-where they stand for what is wanted, and others change nothing."""
+"""String formats as patterns. In JSON Schema formats are annotations; here an answer must follow the known ones, unless
+they are negated, and unknown ones are ignored."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _SINGLE = (
 
 
 def asserted(schema: Any) -> Any:
-    """A schema in which the known formats are patterns too, but not below `not` and `if`, where an annotation must not
-    turn into an assertion. Parts have no dialect of their own."""
+    """The schema with patterns added for the known formats, except below `not` and `if`, where an annotation must not
+    become an assertion. `$schema` of inner parts is dropped."""
     if not isinstance(schema, dict):
         return schema
     changed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Grammars in llama.cpp's notation (GBNF), which clients of other servers have, rewritten as Lark."""
+"""Rewrites grammars in llama.cpp's notation (GBNF), which clients of other servers use, as Lark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import RequestError
 
 
 def as_lark(grammar: str) -> str:
-    """The grammar as Lark; it is given back as it is if it is none of llama.cpp's. RequestError if it cannot be
+    """The grammar as Lark; returned unchanged if it is not in llama.cpp's notation. RequestError if it cannot be
     rewritten."""
     if "::=" not in grammar:
         return grammar
@@ -14,5 +14,5 @@ def as_lark(grammar: str) -> str:
 
     try:
         return any_to_lark(grammar)
-    except Exception as error:  # the library raises what its parser meets
+    except Exception as error:  # the library's parser may raise anything
         raise RequestError(f"the grammar was refused: {error}", field="response_format") from error

@@ -1,4 +1,4 @@
-"""Questions about terminals: whether one matches anything, and what it matches if that is little."""
+"""Questions about terminals: whether one matches anything, and its texts if they are few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .limits import parser_limits
 if TYPE_CHECKING:
     import llguidance
 
-_MOST_STEPS = 400  # of a search for all that an expression matches
+_MOST_STEPS = 400  # steps of a search for all texts that an expression matches
 
 
 def is_empty(expression: str) -> bool:
@@ -22,7 +22,7 @@ def is_empty(expression: str) -> bool:
 
 
 def finite(expression: str, most: int) -> list[str] | None:
-    """All texts that a terminal matches; None if there are more than `most`, or long ones."""
+    """All texts that a terminal matches; None if there are more than `most`, or if some are long."""
     start = _matcher(expression)
     if start is None:
         return None
@@ -45,7 +45,7 @@ def finite(expression: str, most: int) -> list[str] | None:
 
 
 def _matcher(expression: str) -> llguidance.LLMatcher | None:
-    """At the start of a terminal; None if it is beyond the limits, which shows again where it is used."""
+    """A matcher at the start of a terminal; None if it exceeds the limits, which is reported when it is used."""
     import llguidance
 
     grammar = llguidance.LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
@@ -54,7 +54,7 @@ def _matcher(expression: str) -> llguidance.LLMatcher | None:
 
 
 def _following(matcher: llguidance.LLMatcher) -> np.ndarray:
-    """The bytes that may come next."""
+    """The bytes that may come next, as integers [count]."""
     words = np.zeros(-(-_bytes().vocab_size // 32), dtype=np.uint32)
     matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:256])

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parser_limits() -> Any:
-    """Bounds on what one grammar may take: a mask takes at most some 20 ms, a compilation some 100 ms."""
+    """Limits on the work for one grammar: about 20 ms for a mask, about 100 ms for a compilation."""
     import llguidance
 
     return llguidance.LLParserLimits(

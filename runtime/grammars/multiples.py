@@ -1,4 +1,4 @@
-"""Rules for the numbers of a schema, and for those that are multiples of others."""
+"""Grammar rules for the numbers of a schema, and for multiples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from .values import ValueRules
 
-_MOST_LISTED = 512  # multiples that are written one by one
-_EXACT = 2**53  # integers up to here are exact wherever they are read
-_MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
+_MOST_LISTED = 512  # up to so many multiples are listed one by one
+_EXACT = 2**53  # integers up to here are exact in every reader
+_MOST_REMAINDERS = 10_000  # remainders of a division; each is a state
 
 
 def integer_rules(values: ValueRules, view: IntegerView) -> list[Alternative]:
-    """The integers of a schema."""
+    """The alternatives for the integers of a schema."""
     values.wider = values.wider or bool(view.not_multiple_of)
     if not view.multiple_of:
         return [(values.rules.terminal(integers(view.minimum, view.maximum)),)]
@@ -37,7 +37,7 @@ def integer_rules(values: ValueRules, view: IntegerView) -> list[Alternative]:
 
 
 def number_rules(values: ValueRules, view: NumberView) -> list[Alternative]:
-    """The numbers of a schema."""
+    """The alternatives for the numbers of a schema."""
     least, most = view.minimum, view.maximum
     fractional = view.excludes_integers or 1 in view.not_multiple_of
     if any(step != 1 for step in view.not_multiple_of) or (view.multiple_of and fractional):
@@ -50,7 +50,7 @@ def number_rules(values: ValueRules, view: NumberView) -> list[Alternative]:
 
 
 def _multiples(kind: str, step: Fraction, least: Any, most: Any, edges: dict[str, bool]) -> Alternative:
-    """llguidance counts remainders, within what a double holds."""
+    """A rule of llguidance that tracks the remainder. RequestError if the numbers are not exact in a double."""
     bounds = [bound for bound in (least, most) if bound is not None]
     states = step.numerator
     while states % 10 == 0:  # zeros at the end are cheap

@@ -1,24 +1,24 @@
-"""Numbers within bounds as expressions over their decimal digits: terminals of llguidance's Lark.
+"""Regular expressions, over decimal digits, for numbers within bounds: terminals of llguidance's Lark.
 
-Bounds may have any number of digits. Numbers are written without more digits than a double can tell apart, so that the
-text is within a bound where the number that a reader makes of it is.
+Bounds may have any number of digits. Numbers have no more digits than a double can distinguish, so that the text is
+within a bound exactly if the number that a reader parses from it is.
 """
 
 from __future__ import annotations
 
 from decimal import Decimal
 
-_MOST_DIGITS = 40  # of an integer without bounds
-_PRECISION = 15  # decimal digits that every double tells apart
+_MOST_DIGITS = 40  # digits of an integer without bounds
+_PRECISION = 15  # decimal digits that every double can distinguish
 _FREE = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,14})?(?:[eE][+-]?[0-9]{1,2})?"
 
-_LONGEST = 60  # digits of a bound; one with more is taken for the next power of ten inside
+_LONGEST = 60  # digits of a bound; a longer bound is replaced by the next power of ten inside it
 
 Bound = int | float | Decimal | None
 
 
 def integers(least: Bound = None, most: Bound = None) -> str:
-    """Integers from `least` to `most`, both included."""
+    """An expression for the integers from `least` to `most`, both included; None: no bound."""
     low = None if least is None else int(_rounded(least, up=True).to_integral_value("ROUND_CEILING"))
     high = None if most is None else int(_rounded(most, up=False).to_integral_value("ROUND_FLOOR"))
     parts = []
@@ -31,7 +31,8 @@ def integers(least: Bound = None, most: Bound = None) -> str:
 
 
 def numbers(least: Bound, most: Bound, above: bool = False, below: bool = False, whole: bool = True) -> str:
-    """Numbers from `least` to `most`; `above` and `below` leave the bound itself out, not `whole` every integer."""
+    """An expression for the numbers from `least` to `most`; None: no bound. above, below: leave out the bound itself.
+    whole False: leave out every integer."""
     if least is None and most is None and whole:
         return f"/{_FREE}/"
     bounds = [_rounded(bound, bound is least) for bound in (least, most) if bound is not None]
@@ -50,7 +51,7 @@ def numbers(least: Bound, most: Bound, above: bool = False, below: bool = False,
 
 
 def _naturals(least: int, most: int | None) -> str:
-    """Natural numbers, without leading zeros."""
+    """An expression for natural numbers without leading zeros."""
     if most is not None and most < least:
         return "[a&&b]"
     if most is None:
@@ -58,7 +59,7 @@ def _naturals(least: int, most: int | None) -> str:
         longer = f"[1-9][0-9]{{{size},{max(_MOST_DIGITS, size + 5)}}}"
         return _either([_naturals(least, 10**size - 1), longer])
     parts = []
-    while len(str(least)) < len(str(most)):  # one range for each number of digits
+    while len(str(least)) < len(str(most)):  # one range per number of digits
         end = 10 ** len(str(least)) - 1
         parts.append(_same_size(str(least), str(end)))
         least = end + 1
@@ -87,7 +88,7 @@ def _same_size(least: str, most: str) -> str:
 
 
 def _rounded(bound: int | float | Decimal, up: bool) -> Decimal:
-    """The bound, or one inside it that is simpler to tell: upwards or downwards."""
+    """The bound, or a simpler one inside it: above it if `up`, else below it."""
     exact = Decimal(str(bound))
     size = exact.adjusted() + 1
     if size <= _LONGEST:
@@ -97,7 +98,7 @@ def _rounded(bound: int | float | Decimal, up: bool) -> Decimal:
 
 
 def _split(bound: Decimal) -> tuple[str, str]:
-    """The digits before and after the point of the bound's size, without zeros at the end."""
+    """The digits of the bound's absolute value before and after the point, without trailing zeros."""
     integral, _, fraction = format(abs(bound), "f").partition(".")
     return integral.lstrip("0") or "0", fraction.rstrip("0")
 
@@ -118,7 +119,7 @@ def _at_most(bound: Decimal, strictly: bool) -> str:
 
 
 def _larger(bound: Decimal, strictly: bool) -> str:
-    """A regular expression of numbers without sign from the bound up."""
+    """A regular expression for numbers without sign from the bound up; strictly: without the bound."""
     integral, fraction = _split(bound)
     size = len(integral)
     if size > _LONGEST:  # a power of ten
@@ -135,7 +136,7 @@ def _larger(bound: Decimal, strictly: bool) -> str:
 
 
 def _smaller(bound: Decimal, strictly: bool) -> str:
-    """A regular expression of numbers without sign up to the bound."""
+    """A regular expression for numbers without sign up to the bound; strictly: without the bound."""
     integral, fraction = _split(bound)
     parts = []
     if int(integral):

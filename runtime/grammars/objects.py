@@ -1,4 +1,4 @@
-"""Rules for objects: the named properties in the order of the schema, then the others."""
+"""Grammar rules for objects: the named properties in the order of the schema, then all others."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from .values import ValueRules
 
-_MOST_NAMES = 16  # that patterns may match and still be properties by name
-_MOST_OVERLAPS = 3  # patterns for which every combination is looked at
+_MOST_NAMES = 16  # the most names of a pattern that are listed as named properties
+_MOST_OVERLAPS = 3  # the most patterns of which all combinations are considered
 _MOST_CASES = 256
 _MOST_STATES = 6000
 
 
 @dataclass(frozen=True)
 class Named:
-    """A property by its name. `schema` None: any value."""
+    """A property with a known name. `schema` None: any value."""
 
     name: str
     required: bool
@@ -36,7 +36,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Unnamed:
-    """Properties whose names an expression matches. `inside`: the patterns that they match, of those of the object."""
+    """Properties whose names match an expression. `inside`: the object's patterns that these names match."""
 
     names: str
     inside: frozenset[str]
@@ -45,7 +45,7 @@ class Unnamed:
 
 @dataclass(frozen=True)
 class Members:
-    """One case of an object: each of `extra` stands once, the `unnamed` as often as one likes."""
+    """One case of an object: each of `extra` occurs exactly once, the `unnamed` any number of times."""
 
     named: tuple[Named, ...]
     extra: tuple[Unnamed, ...]
@@ -53,7 +53,7 @@ class Members:
 
 
 def object_rules(values: ValueRules, view: ObjectView | None) -> list[Alternative]:
-    """The alternatives of a value that is an object; view None: of any. RequestError if there are too many."""
+    """The alternatives for a value that is an object; view None: any object. RequestError if there are too many."""
     if view is None:
         anything = Members((), (), (Unnamed(patterns.ANY, frozenset(), None),))
         return _written(values, anything, 0, None)
@@ -73,7 +73,7 @@ def object_rules(values: ValueRules, view: ObjectView | None) -> list[Alternativ
 
 
 class _KeywordReader:
-    """What an object's keywords say together of each property."""
+    """Combines an object's keywords into one schema per property."""
 
     def __init__(self, values: ValueRules, view: ObjectView) -> None:
         self._values, self._view = values, view
@@ -81,7 +81,7 @@ class _KeywordReader:
         self._matchers = {pattern: validator({"pattern": pattern}).is_valid for pattern in view.pattern_properties}
 
     def members(self) -> Members | None:
-        """None if no object is valid."""
+        """The properties of the object; None if no object is valid."""
         declared, required = self._view.properties, set(self._view.required)
         listed = self._listed()
         names = self._values.document.ordered([*declared, *self._view.required, *(listed or ())])
@@ -101,7 +101,7 @@ class _KeywordReader:
         return Members(tuple(named), (), tuple(part for part, some in few if some is None))
 
     def _listed(self) -> list[str] | None:
-        """The names, if `propertyNames` has a list of them."""
+        """The allowed names, if `propertyNames` lists them; else None."""
         view: Any = None if self._names is None else self._names.view()
         kind = type(view).__name__
         if kind == "ConstView":
@@ -138,7 +138,7 @@ class _KeywordReader:
         return found
 
     def _few(self, part: Unnamed) -> list[str] | None:
-        if not part.inside and self._names is None:  # there are many
+        if not part.inside and self._names is None:  # too many to list
             return None
         some = finite(part.names, _MOST_NAMES)
         return None if some is None or any("\\" in name for name in some) else some
@@ -148,11 +148,11 @@ def _possible(schema: CanonicalSchema | None) -> bool:
     return schema is None or satisfiable(schema)
 
 
-# -- what some property must do --------------------------------------------------------------------------------------
+# -- violations that some property must have -------------------------------------------------------------------------
 
 
 def _violating(values: ValueRules, members: Members, violation: Any) -> list[Members]:
-    """The cases in which some property does what the violation says."""
+    """The cases in which some property has the violation."""
     found = []
     for at, one in enumerate(members.named):
         schema = _by_name(values, one, violation)
@@ -171,7 +171,7 @@ def _violating(values: ValueRules, members: Members, violation: Any) -> list[Mem
 
 
 def _by_name(values: ValueRules, one: Named, violation: Any) -> CanonicalSchema | bool | None:
-    """The property's schema where it violates; False if it cannot."""
+    """The property's schema if it has the violation (None: any value); False if it cannot have it."""
     kind = type(violation).__name__
     if kind == "NameFailsView":
         return False if values.takes(violation.schema, one.name) else one.schema
@@ -209,7 +209,8 @@ def _by_expression(values: ValueRules, one: Unnamed, violation: Any) -> Unnamed 
 
 
 def _written(values: ValueRules, members: Members, least: int, most: int | None) -> list[Alternative]:
-    """States count the properties so far, as far as that matters: for a comma, and for the bounds."""
+    """The alternatives for the properties. States count the properties so far, up to what commas and the bounds
+    require."""
     rules = values.rules
     needed = sum(one.required for one in members.named) + len(members.extra)
     if not members.unnamed and most is not None and most >= len(members.named) + len(members.extra):
@@ -248,7 +249,7 @@ def _repeat(
     cap: int,
     most: int | None,
 ) -> None:
-    """Any number of the steps after each state, as far as the bounds allow."""
+    """Extend each state by any number of the steps that the bounds allow."""
     before: str | None = None
     for count in range(min(states), cap + 1):
         arrivals = list(states.get(count, []))

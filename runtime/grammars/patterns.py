@@ -1,7 +1,7 @@
-"""Patterns of JSON Schema as expressions over the characters of a JSON string.
+"""Translates patterns of JSON Schema to expressions over the characters of a JSON string.
 
-Expressions are terminals of llguidance's Lark: `/Rust regex/`, joined by blanks, `|`, `&` and `~`. What is strict and
-what is loose is told in `ecma`.
+Expressions are terminals of llguidance's Lark: `/Rust regex/`, joined by blanks, `|`, `&` and `~`. See `ecma` for
+strict and loose.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ _MAX_EXPRESSION = 200_000  # characters
 
 
 def between(least: int | None, most: int | None) -> str:
-    """Strings of so many characters; None: no bound."""
+    """An expression for strings of `least` to `most` characters; None: no bound."""
     if not least and most is None:
         return ANY
     return f"/{CHARACTER}{{{least or 0},{'' if most is None else most}}}/"
 
 
 def compiled(pattern: str, loose: bool = False) -> str:
-    """The strings in which a pattern is found. RequestError if it is none, or uses what no automaton can do."""
+    """An expression for the strings in which a pattern is found. RequestError if it is no pattern, or if no automaton
+    can express it."""
     expression = _found(Parser(pattern, loose).parse(), loose)
     if len(expression) > _MAX_EXPRESSION:
         raise refused(pattern, "it is too large")
@@ -30,7 +31,7 @@ def compiled(pattern: str, loose: bool = False) -> str:
 
 
 def _found(choice: PatternChoice, loose: bool) -> str:
-    """The strings somewhere in which one branch matches."""
+    """An expression for the strings in which one branch matches somewhere."""
     return _any_of([_from_start(list(branch.parts), loose) for branch in choice.branches])
 
 
@@ -43,7 +44,8 @@ def _from_start(parts: list[Node], loose: bool) -> str:
 
 
 def _to_end(parts: list[Node], loose: bool, at_start: bool = False) -> str:
-    """The strings that begin with a match of the parts. `at_start`: they are whole strings."""
+    """An expression for strings that begin with a match of the parts. at_start: whether that is the beginning of the
+    whole string."""
     plain = ""
     for at, part in enumerate(parts):
         rest, here = parts[at + 1 :], at_start and not plain
@@ -69,7 +71,7 @@ def _to_end(parts: list[Node], loose: bool, at_start: bool = False) -> str:
 
 
 def _opened(part: Node) -> list[tuple[Node, ...]] | None:
-    """The ways through a group that has edges or looks inside; None if it has none."""
+    """The alternatives of a group that contains edges or lookaheads; None if it contains none."""
     if isinstance(part, Characters | Edge | Look) or not _has_edges(part):
         return None
     if isinstance(part, Sequence):

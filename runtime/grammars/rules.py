@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..errors import RequestError
 
-MAX_RULES = 20_000  # alternatives; more take too long to read
+MAX_RULES = 20_000  # alternatives; llguidance takes too long to read more
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """Its symbols `least` to `most` times, without end for None."""
+    """Its symbols repeated `least` to `most` times; most None: no upper bound."""
 
     symbols: tuple[Symbol, ...]
     least: int
@@ -22,7 +22,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """What Lark has no rules for; it derives something."""
+    """A text of Lark that is not built from rules; it must derive some text."""
 
     text: str
 
@@ -32,13 +32,13 @@ Alternative = tuple[Symbol, ...]
 
 
 def literal(text: str) -> str:
-    """A text as a terminal."""
+    """A literal terminal for a text."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class Rules:
-    """Rules by name, each a list of alternatives; terminals by expression, each written once. `number`: of several in
-    one grammar."""
+    """Rules by name, each a list of alternatives; terminals by expression, each defined once. `number`: distinguishes
+    several of these in one grammar."""
 
     def __init__(self, number: int = 0) -> None:
         self._number = number
@@ -49,18 +49,18 @@ class Rules:
         self.num_alternatives = 0
 
     def terminal(self, expression: str) -> str:
-        """The name of a terminal."""
+        """The name of the terminal for an expression, which is added if it is new."""
         return self._terminals.setdefault(expression, f"T{self._number}_{len(self._terminals)}")
 
     def rule(self, alternatives: Iterable[Alternative] = ()) -> str:
-        """The name of a new rule."""
+        """Add a rule; its name."""
         name = f"r{self._number}_{len(self._rules)}"
         self._rules[name] = []
         self.extend(name, alternatives)
         return name
 
     def extend(self, name: str, alternatives: Iterable[Alternative]) -> None:
-        """Further alternatives of a rule. RequestError if there are too many of all."""
+        """Add alternatives to a rule. RequestError if all rules together have too many."""
         added = list(alternatives)
         self._rules[name] += added
         self.num_alternatives += len(added)
@@ -68,8 +68,8 @@ class Rules:
             raise RequestError("the schema is too large: too many cases", field="response_format")
 
     def verbatim(self, text: str, used: list[str], derives: bool) -> str:
-        """The name of a rule that is written as it is, with `NAME` for its name, and uses others, all of which must
-        derive something. `derives`: whether something follows from it."""
+        """Add a rule given as text, with `NAME` for its name; returns the name. used: the rules that it uses, all of
+        which must derive some text. derives: whether it derives some text itself."""
         name = f"v{self._number}_{len(self._verbatim)}"
         self._verbatim[name] = (text.replace("NAME", name), used)
         if not derives:
@@ -77,8 +77,8 @@ class Rules:
         return name
 
     def written(self, start: str, empty: frozenset[str]) -> str | None:
-        """Rules and terminals in Lark, those from which nothing follows left out; None if nothing follows from
-        `start`. `empty`: the terminals that match nothing."""
+        """Rules and terminals in Lark, without those that derive no text; None if `start` derives none. `empty`: the
+        terminals that match nothing."""
         empty = empty | self._barren
         live = self._productive(empty)
         if start not in live:
@@ -100,11 +100,12 @@ class Rules:
 
     @property
     def terminals(self) -> dict[str, str]:
-        """Names by expression."""
+        """The names of terminals by expression."""
         return self._terminals
 
     def _productive(self, empty: frozenset[str]) -> set[str]:
-        """The rules from which a text follows: the least fixed point, found by counting what each alternative lacks."""
+        """The rules that derive some text: the least fixed point, found by counting the missing rules of each
+        alternative."""
         waiting: dict[str, list[tuple[str, list[int]]]] = {}
         live: set[str] = set()
         ready: list[str] = []
@@ -139,7 +140,7 @@ def _names(alternative: Alternative) -> Iterable[str]:
 
 
 def _needs(alternative: Alternative) -> Iterable[str]:
-    """The names without which nothing follows."""
+    """The names that must derive some text for the alternative to derive one."""
     for symbol in alternative:
         if isinstance(symbol, Repeat):
             if symbol.least:

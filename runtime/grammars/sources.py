@@ -1,4 +1,4 @@
-"""What an answer is to follow, as text: nothing is compiled or checked here beyond sizes."""
+"""Sources: what an answer must follow, as text. Only sizes are checked here, and nothing is compiled."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any] | bool
 
-WHOLE = "start: value"  # the grammar of an answer that is one value
-MAX_BYTES = 256 << 10  # of a schema, as JSON
+WHOLE = "start: value"  # the grammar of an answer that is one JSON value
+MAX_BYTES = 256 << 10  # bytes of a schema as JSON
 
 
 def of_schema(schema: Schema) -> str:
-    """JSON that the schema allows, written without blanks. RequestError if it is nested too deep or too large."""
+    """A source for JSON that the schema allows, written without blanks. RequestError if the schema is nested too deep
+    or too large."""
     return of_lark(WHOLE, {"value": schema})
 
 
 def of_regex(pattern: str) -> str:
-    """A text that a regular expression, in the syntax of Rust's `regex` crate, matches as a whole."""
+    """A source for texts that match a regular expression as a whole, in the syntax of Rust's `regex` crate."""
     return json.dumps({"regex": pattern})
 
 
 def of_lark(lark: str, schemas: Mapping[str, Schema] | None = None) -> str:
-    """A text that a grammar in Lark's EBNF, as llguidance has it, derives from its rule `start`.
+    """A source for texts that a grammar derives from its rule `start`, in llguidance's variant of Lark's EBNF.
 
-    `schemas` are further rules: JSON that each schema allows; None for none. A `$ref` is resolved within its own
-    schema. RequestError if one is nested too deep or too large.
+    schemas: further rules by name, each for JSON that the schema allows; None: there are none. A `$ref` is resolved
+    within its own schema. RequestError if a schema is nested too deep or too large.
     """
     given = {name: checked(schema) for name, schema in (schemas or {}).items()}
     return json.dumps({"lark": lark, "schemas": given})
 
 
 def of_params(params: SamplingParams) -> str:
-    """What parameters say that the text must be; "" for any text. RequestError if a schema is no JSON."""
+    """The source that sampling parameters require; "" for any text. RequestError if a schema is not JSON."""
     try:
         if params.json_schema is not None:
             return of_schema(dict(cast("Mapping[str, Any]", params.json_schema)))
@@ -51,14 +52,15 @@ def of_params(params: SamplingParams) -> str:
 
 
 def embedded(schema: Schema, number: int) -> Schema:
-    """A schema as a part of another one: its `$ref`s stay its own. `number` tells the parts of one schema apart."""
+    """A schema to be embedded in another one, so that its `$ref`s still point into itself. `number`: distinguishes the
+    parts of one schema."""
     if isinstance(schema, bool) or "$id" in schema:
         return schema
     return {**schema, "$id": f"urn:icc:part:{number}"}
 
 
 def checked(schema: Schema) -> Schema:
-    """The schema. RequestError if it is nested deeper or is larger than the limits."""
+    """The schema, unchanged. RequestError if it is nested deeper or is larger than the limits."""
     if depth(schema) > JSON_DEPTH:
         raise RequestError(f"the schema is nested deeper than {JSON_DEPTH}", field="response_format")
     if len(json.dumps(schema)) > MAX_BYTES:

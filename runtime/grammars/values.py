@@ -1,4 +1,4 @@
-"""From a schema in canonical form to rules: what each kind of value looks like."""
+"""Turns a schema in canonical form into grammar rules for each kind of value."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from jsonschema_rs import CanonicalSchema
     from jsonschema_rs.canonical import StringView
 
-_MOST_CASES = 512  # that one schema is taken apart into
-_MOST_SECONDS = 1.5  # of a processor, for one document
+_MOST_CASES = 512  # cases of one schema
+_MOST_SECONDS = 1.5  # seconds of CPU time for one document
 
 
 class ValueRules:
-    """Rules for the values of one document, each canonical schema once."""
+    """Grammar rules for the values of one document, one rule per canonical schema."""
 
     def __init__(self, document: Document, rules: Rules) -> None:
         self.document, self.rules = document, rules
@@ -37,11 +37,11 @@ class ValueRules:
         self._queue: list[tuple[str, CanonicalSchema]] = []
         self._validators: dict[CanonicalSchema, Callable[[Any], bool]] = {}
         self._started = time.thread_time()
-        self.distinct = False  # whether equal items must be kept out of an array beside the rules
-        self.wider = False  # whether the rules allow more than the schema does
+        self.distinct = False  # whether some array must not repeat an item, which the rules cannot express
+        self.wider = False  # whether the rules allow more than the schema
 
     def start(self) -> str:
-        """The rule for a value of the document, with all that it needs."""
+        """The rule for a value of the document, with all rules that it needs."""
         name = self.value(self.document.root)
         while self._queue:
             rule, node = self._queue.pop()
@@ -50,7 +50,7 @@ class ValueRules:
         return name
 
     def value(self, node: CanonicalSchema | None) -> str:
-        """The rule for a value of a schema, of any for None; it is filled later."""
+        """The rule for a value of a schema (None: any value); its alternatives are added later."""
         if node is None:
             return self._type("any")
         name = self._names.get(node)
@@ -60,12 +60,12 @@ class ValueRules:
         return name
 
     def both(self, nodes: Iterable[CanonicalSchema | None]) -> CanonicalSchema | None:
-        """What all schemas take; None for any value."""
+        """The intersection of schemas; None (of a schema, or the result): any value."""
         given = [node for node in nodes if node is not None]
         return reduce(lambda first, second: first.intersect(second), given) if given else None
 
     def takes(self, node: CanonicalSchema, value: Any) -> bool:
-        """Whether a value is valid."""
+        """Whether a value is valid for a schema."""
         check = self._validators.get(node)
         if check is None:
             check = self._validators[node] = validator(node.to_json_schema()).is_valid
@@ -78,8 +78,8 @@ class ValueRules:
     # -- cases -------------------------------------------------------------------------------------------------------
 
     def cases(self, node: CanonicalSchema, within: frozenset[str] = frozenset()) -> list[CanonicalSchema]:
-        """Schemas of one type each, one of which a value must follow. `within`: the references that led here.
-        RequestError if there are too many, or the schema asks for what is not supported."""
+        """Split a schema into schemas of one type each, of which a value must follow one. `within`: the references that
+        led here. RequestError if there are too many, or if a part is not supported."""
         self._check_time()
         view: Any = node.view()
         kind = type(view).__name__
@@ -115,14 +115,14 @@ class ValueRules:
         return together
 
     def _flat(self, node: CanonicalSchema) -> list[CanonicalSchema]:
-        """The cases of what two cases have in common, which holds no references at its top."""
+        """The cases of an intersection of two cases, which has no references at its top."""
         view: Any = node.view()
         if type(view).__name__ == "AnyOfView":
             return [case for branch in view.branches for case in self._flat(branch)]
         return [node]
 
     def _one_of(self, branches: list[CanonicalSchema], within: frozenset[str]) -> list[CanonicalSchema]:
-        """Each branch without what another takes."""
+        """Each branch without the values that another branch takes."""
         each = [self.cases(branch, within) for branch in branches]
         found = []
         for at, cases in enumerate(each):
@@ -136,7 +136,8 @@ class ValueRules:
         return found
 
     def _without(self, first: CanonicalSchema, second: CanonicalSchema) -> CanonicalSchema:
-        """What the first takes and the second does not; all of the first where no form says that."""
+        """A schema for values that the first takes and the second does not; the first itself if that cannot be
+        expressed."""
         try:
             return first.subtract(second)
         except ValueError:
@@ -170,7 +171,7 @@ class ValueRules:
         return [(self.value(case),) for case in self.cases(node)]
 
     def _type(self, name: str) -> str:
-        """The rule for any value of a type."""
+        """The rule for all values of a type."""
         if name not in self._types:
             self._types[name] = self.rules.rule()
             self.rules.extend(self._types[name], self._of_type(name))
@@ -192,7 +193,7 @@ class ValueRules:
         return array_rules(self, None) if name == "array" else object_rules(self, None)
 
     def constant(self, value: Any) -> Alternative:
-        """One value."""
+        """The alternative for exactly one value."""
         if isinstance(value, dict):
             symbols: list[Symbol] = ['"{"']
             names = [name for name in self.document.ordered(value) if name in value]
@@ -209,7 +210,7 @@ class ValueRules:
     # -- strings -----------------------------------------------------------------------------------------------------
 
     def strings(self, node: CanonicalSchema) -> str | None:
-        """The strings of a schema as an expression over their characters; None if it has none."""
+        """An expression over characters for the strings of a schema; None if there are none."""
         found = []
         for case in self.cases(node):
             view: Any = case.view()
@@ -232,17 +233,17 @@ class ValueRules:
         if view.excluded:
             parts.append(f"~({' | '.join(literal(encoded(text)) for text in view.excluded)})")
         if len(parts) > 1 and not view.min_length and view.max_length is None:
-            parts.append(patterns.ANY)  # a complement alone has what is no string
+            parts.append(patterns.ANY)  # a complement alone would also match texts that are no strings
         return " & ".join(parts)
 
 
 def _key(name: str) -> str:
-    """The terminal of a property's name."""
+    """The terminal for a property's name."""
     return literal(f'"{encoded(name)}":')
 
 
 def scalar(value: Any) -> str:
-    """A value as it is written."""
+    """The text of a value in an answer."""
     if isinstance(value, str):
         return f'"{encoded(value)}"'
     return str(value) if isinstance(value, Decimal) else json.dumps(value)

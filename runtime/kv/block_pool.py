@@ -1,4 +1,4 @@
-"""BlockPool: the ids of the KV blocks, who owns them, and which to give away next."""
+"""BlockPool: the ids of the KV blocks, their reference counts, and the order of their eviction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BlockPool:
     - cached: reference count 0 but its content can still be found in the prefix cache;
     - free: reference count 0 and no content.
     Allocation takes free blocks first, then evicts cached blocks, least recently released first.
-    A block may be pinned: the pin is an owner, too, until its content can be found no more.
+    A block may be pinned: the pin counts as an owner until the block's content is discarded.
     """
 
     def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
@@ -25,44 +25,44 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first, so that little memory is touched
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._pinned: set[int] = set()
-        self._reserved: set[int] = set()  # without content yet, which is on its way
+        self._reserved: set[int] = set()  # blocks whose content is still being written
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """The number of all blocks."""
         return len(self._refs)
 
     @property
     def num_free(self) -> int:
-        """Blocks without an owner and without content."""
+        """The number of blocks without an owner and without content."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Blocks without an owner whose content can still be found."""
+        """The number of blocks without an owner whose content can still be found."""
         return len(self._cached)
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated now: free and cached ones."""
+        """The number of blocks that can be allocated now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no block table holds any."""
+        """Whether no block table holds a block."""
         return not self.num_used
 
     @property
     def num_used(self) -> int:
-        """Blocks that are in block tables alone: without those that are pinned or reserved."""
+        """The number of blocks in block tables, not counting pinned and reserved ones."""
         return self.num_blocks - self.num_available - len(self._pinned | self._reserved)
 
     def references(self, block: int) -> int:
-        """How many block tables hold the block, and pins."""
+        """The block's reference count: block tables, pins and reservations."""
         return self._refs[block]
 
     def can_allocate(self, count: int) -> bool:
-        """Whether `count` blocks can be allocated, with those that are cached evicted."""
+        """Whether `count` blocks can be allocated, if cached blocks are evicted."""
         return count <= self.num_available
 
     def allocate(self, count: int) -> list[int]:
@@ -81,38 +81,38 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Add a reference to a block whose content is known: an owned or a cached one."""
+        """Add a reference to an owned or cached block."""
         if self._refs[block] == 0:
             del self._cached[block]
         self._refs[block] += 1
 
     def pin(self, block: int) -> None:
-        """Keep a block whose content is known. Nothing happens if it is pinned."""
+        """Keep an owned or cached block from being evicted. Does nothing if it is pinned."""
         if block not in self._pinned:
             self.share(block)
             self._pinned.add(block)
 
     def unpin(self, block: int) -> None:
-        """Keep it no longer than others. Nothing happens if it is not pinned."""
+        """Allow the block to be evicted again. Does nothing if it is not pinned."""
         if block in self._pinned:
             self._pinned.remove(block)
             self.release([block])
 
     def reserve(self, count: int) -> list[int]:
-        """Take `count` blocks that are filled between steps, until `unreserve`. Requires `can_allocate`."""
+        """Take `count` blocks to be filled between steps; `unreserve` gives each back. Requires `can_allocate`."""
         blocks = self.allocate(count)
         self._reserved.update(blocks)
         return blocks
 
     def unreserve(self, block: int) -> None:
-        """The block is filled, and findable, or it is not wanted any more."""
+        """End a reservation: the block is filled and published, or not wanted any more."""
         self._reserved.remove(block)
         self.release([block])
 
     def release(self, table: Sequence[int]) -> None:
         """Drop one reference of each block of a table.
 
-        Last block first: of one sequence the tail is evicted before the head, which others are likelier to share.
+        Last block first, so that the tail of a sequence is evicted before its head, which others are likelier to share.
         """
         for block in reversed(table):
             self._refs[block] -= 1
@@ -125,7 +125,7 @@ class BlockPool:
                 self._free.append(block)
 
     def discard(self, block: int) -> None:
-        """Make the block's content unfindable, because it is wrong. Owners keep it."""
+        """Remove the block from the prefix cache, because its content is wrong. Owners keep the block."""
         self._cache.forget(block)
         if block in self._cached:
             del self._cached[block]

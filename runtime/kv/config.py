@@ -1,4 +1,4 @@
-"""How much of a KV group there is, and how much a request may need of it."""
+"""The capacity of a KV group, and the demand of a request."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from .policy import CachePolicy, KeepAll, Latest
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """How much of a KV group there is: blocks of so many tokens, and what its layers keep of a sequence.
+    """The capacity of a KV group: `num_blocks` blocks of `block_size` tokens; policy: which tokens of a sequence are
+    kept.
 
-    host_blocks: blocks of host memory for the KV of preempted requests; with none, it is computed again.
+    host_blocks: blocks of host memory for the KV of preempted requests; with 0, their KV is computed again.
     """
 
     num_blocks: int
@@ -22,7 +23,7 @@ class GroupConfig:
 
     @property
     def holds_states(self) -> bool:
-        """Whether a block holds one state, and not something of each token."""
+        """Whether a block holds one recurrent state, not KV of each token."""
         return isinstance(self.policy, Latest)
 
     def __post_init__(self) -> None:
@@ -30,8 +31,8 @@ class GroupConfig:
 
 
 class Demand(NamedTuple):
-    """The most that a request needs at once: `width` sequences of `length` tokens, of which they share the first
-    `shared`."""
+    """The most that a request needs at once: `width` sequences of `length` tokens, which share their first `shared`
+    tokens."""
 
     length: int
     shared: int = 0

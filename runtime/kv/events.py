@@ -1,4 +1,4 @@
-"""KVEvents: what became findable in the prefix caches and what ceased to be, as values, in the order of its coming."""
+"""KVEvents: which blocks were added to and removed from the prefix caches, as values, in order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .prefix_cache import BlockKey
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Full blocks of a group that follow one another can be found.
+    """Consecutive full blocks of a group were added to its prefix cache.
 
-    group: its number in `KVCache.groups`. parent: the key of the block before them, None at a beginning. tokens: all of
-    them, equally many per key. salt, own_salt: see CachedSequence; own_salt is b"" before the sequence comes apart.
+    group: its index in `KVCache.groups`. parent: the key of the block before them, None at the beginning of a sequence.
+    tokens: those of all blocks, the same number per key. salt, own_salt: see CachedSequence; own_salt is b"" before
+    position `own_from`.
     """
 
     group: int
@@ -26,7 +27,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """Blocks of a group cannot be found any more."""
+    """Blocks of a group were removed from its prefix cache."""
 
     group: int
     keys: tuple[BlockKey, ...]
@@ -34,7 +35,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing can be found any more, in any group."""
+    """The prefix caches of all groups are empty."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -42,12 +43,12 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass
 class KVEvents:
-    """Collects events until they are taken; neighbours that belong together become one."""
+    """Collects events until they are taken; consecutive events that fit together are merged."""
 
     _events: list[KVEvent] = field(default_factory=list[KVEvent])
 
     def stored(self, event: BlockStored) -> None:
-        """Blocks can be found from now on."""
+        """Add an event, or merge it with the last one."""
         last = self._events[-1] if self._events else None
         same = isinstance(last, BlockStored) and (last.group, last.salt, last.own_salt) == (
             event.group, event.salt, event.own_salt,
@@ -59,7 +60,7 @@ class KVEvents:
             self._events.append(event)
 
     def removed(self, group: int, key: BlockKey) -> None:
-        """A block cannot be found any more."""
+        """Record that a block was removed."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group == group:
             self._events[-1] = BlockRemoved(group, (*last.keys, key))
@@ -67,7 +68,7 @@ class KVEvents:
             self._events.append(BlockRemoved(group, (key,)))
 
     def cleared(self) -> None:
-        """The caches are empty: what was not taken yet is of no use."""
+        """Record that the caches are empty; events that were not taken yet are dropped."""
         self._events = [AllBlocksCleared()]
 
     def take(self) -> Sequence[KVEvent]:

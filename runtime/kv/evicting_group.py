@@ -1,4 +1,4 @@
-"""EvictingGroup: the blocks of a KV group whose layers give tokens up one by one, and move the others together."""
+"""EvictingGroup: the blocks of a KV group whose layers evict single tokens and compact the others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .sequence import BlockTable, CachedSequence
 
 
 class EvictingGroup(Group):
-    """The tokens in a block are no prefix of a sequence. Blocks are therefore not shared with other sequences and not
-    kept in host memory, and a sequence that lost its blocks is computed again, with the same result. A step ends where
-    an eviction is due.
+    """The tokens in its blocks are no prefix of a sequence. Blocks are therefore not shared through the prefix cache
+    and not kept in host memory, and a sequence that lost its blocks is computed again, with the same result. A
+    sequence's part of a step ends where an eviction is due.
     """
 
     evicts: ClassVar[bool] = True
@@ -40,17 +40,17 @@ class EvictingGroup(Group):
         return 0
 
     def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> TableOpening:
-        lengths = sequence.num_tokens, min(table.prompt, sequence.num_tokens)  # more before an eviction than after it
+        lengths = sequence.num_tokens, min(table.prompt, sequence.num_tokens)  # a table shrinks by an eviction
         return TableOpening({}, [], 0, self.blocks_for(max(self.policy.held(n, table.prompt) for n in lengths)))
 
     def has_room(self, opening: TableOpening, headroom: int) -> bool:
-        """Whether the sequence can be let in. A policy that bounds its table needs no headroom: what runs never grows
-        beyond the bound. A policy without a bound needs the headroom."""
+        """Whether the sequence can be admitted. With a policy that bounds its table no headroom is needed, because a
+        running sequence never grows beyond the bound."""
         return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
-        """Publish nothing, as nobody could tell which tokens a block still has. Behind a compressed prompt, take back
-        the blocks that only the whole prompt needed."""
+        """Publish nothing, because the tokens in a block are not known. After a prompt is compressed, release the
+        blocks that only the whole prompt needed."""
         if sequence.num_computed_tokens >= table.prompt:
             self.cut(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens + 1)
 
@@ -64,8 +64,7 @@ class EvictingGroup(Group):
         return super().fork(table, len(table) * self.block_size)
 
     def shared_ahead(self, table: BlockTable, position: int) -> list[int]:
-        """All blocks that others have too: reading a token changes its score in its block, and may move it to another
-        block."""
+        """All shared blocks: reading a token changes its score in its block, and may move it to another block."""
         return [number for number, block in enumerate(table.blocks) if self.pool.references(block) > 1]
 
     def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:

@@ -1,4 +1,4 @@
-"""Group: the blocks of one KV group and who has them."""
+"""Group: the blocks of one KV group and their assignment to sequences."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .upkeep import Due
 
 
 class TableOpening(NamedTuple):
-    """What a sequence gets of a group when it is let in: a table of `size` blocks.
+    """The blocks of a group that a sequence gets when it is admitted: a table of `size` blocks.
 
-    shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host
-    memory. From number `begin` on the blocks are for tokens that are computed next; the others are NO_BLOCK. reserve:
-    how many more there must be room for, which it gets as it goes on. marked: see BlockTable.
+    shared: cached blocks, by their index in the table. restored: the indices of blocks that are filled from host
+    memory. Blocks from index `begin` on are for tokens that are computed next; all others are NO_BLOCK. reserve: how
+    many more blocks must be available, which it gets later. marked: see BlockTable.
     """
 
     shared: dict[int, int]
@@ -33,15 +33,15 @@ class TableOpening(NamedTuple):
 
     @property
     def num_fresh(self) -> int:
-        """How many blocks are allocated for it."""
+        """How many blocks must be allocated for it."""
         return len(self.restored) + self.size - self.begin
 
 
 class Group:
-    """Gives blocks to sequences and takes them back; all that a sequence has of the group is in its `BlockTable`."""
+    """Gives blocks to sequences and takes them back. A sequence's `BlockTable` has all its blocks of the group."""
 
-    holds_states: ClassVar[bool] = False  # whether a block holds one state, and not something of each token
-    evicts: ClassVar[bool] = False  # whether tokens have places, see places.py
+    holds_states: ClassVar[bool] = False  # whether a block holds one recurrent state, not KV of each token
+    evicts: ClassVar[bool] = False  # whether single tokens are evicted, see places.py
 
     def __init__(self, config: GroupConfig) -> None:
         self.block_size, self.policy = config.block_size, config.policy
@@ -54,61 +54,61 @@ class Group:
 
     @property
     def num_lent(self) -> int:
-        """Blocks that requests can have at most: all but those that are pinned, or will be."""
+        """The number of blocks that requests can have at most: all but those that are or will be pinned."""
         return self.pool.num_blocks - self.prefixes.num_pinned
 
     def blocks_for(self, num_tokens: int) -> int:
-        """The length of a table for so many tokens."""
+        """The length of a table for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int) -> int:
-        """The most blocks that a sequence of so many tokens needs at once."""
+        """The most blocks that a sequence of `num_tokens` tokens needs at once."""
         return self.policy.most_blocks(num_tokens, self.block_size)
 
     def most_together(self, demand: Demand) -> int:
-        """The most blocks that a request needs at once. Sequences that keep all share the full blocks of their common
-        tokens; of others it is not reckoned with."""
+        """The most blocks that a request needs at once. Its sequences share the full blocks of their common tokens if
+        the policy keeps all tokens; with other policies no sharing is assumed."""
         shared = demand.shared // self.block_size if isinstance(self.policy, KeepAll) else 0
         return shared + (self.most_blocks(demand.length) - shared) * demand.width
 
     def kept_blocks(self, position: int) -> list[range]:
-        """The numbers of the blocks that hold what is kept at a position."""
+        """The indices, as ranges, of the blocks that hold tokens kept at a position."""
         return kept_blocks(self.policy, self.block_size, position)
 
     def numbers(self, position: int) -> Iterator[int]:
-        """The numbers of the blocks that hold what is kept at a position, one by one."""
+        """The indices of the blocks that hold tokens kept at a position, one by one."""
         return (number for kept in self.kept_blocks(position) for number in kept)
 
     def missing(self, table: BlockTable, num_tokens: int) -> int:
-        """How many blocks more it needs for so many tokens."""
+        """How many more blocks a table needs for `num_tokens` tokens."""
         return max(self.blocks_for(num_tokens) - len(table), 0)
 
     def grow(self, table: BlockTable, num_tokens: int, answering: bool = False) -> None:
-        """Make it long enough. Requires that the pool can allocate what is missing. answering: tokens come one by one,
-        each sampled behind the one before."""
+        """Extend a table to `num_tokens` tokens. Requires that the pool can allocate the missing blocks. answering:
+        whether tokens come one by one, each sampled after the previous one."""
         if missing := self.missing(table, num_tokens):
             table.extend(self.pool.allocate(missing))
 
     def span(self, table: BlockTable, num_tokens: int) -> int:
-        """For how many of so many tokens it may have blocks at once."""
+        """For how many of `num_tokens` tokens the table may have blocks at once."""
         more = self.most_blocks(num_tokens) - sum(1 for _ in table.held())
         return (len(table) + max(more, 0)) * self.block_size
 
     def room(self, table: BlockTable) -> int:
-        """How many tokens it could hold with all blocks that can be allocated."""
+        """How many tokens the table could hold with all blocks that can be allocated."""
         return (len(table) + self.pool.num_available) * self.block_size
 
     def limit(self, table: BlockTable, position: int) -> int:
-        """How many tokens from `position` on one step may have."""
+        """How many tokens from `position` on one step may compute."""
         return UNLIMITED
 
-    # -- coming and going --------------------------------------------------------------------------------------------
+    # -- admission and release ---------------------------------------------------------------------------------------
 
     def cached_length(self, sequence: CachedSequence, longest: int, multiple: int) -> int:
         """The longest prefix of up to `longest` tokens whose kept blocks are all cached; a multiple of `multiple`.
 
-        A block that is kept at one length is kept at every shorter one that has it: if it is missing, none of them is a
-        prefix.
+        A block that is kept at one length is kept at every shorter length that reaches it: if it is missing, none of
+        these is a cached prefix.
         """
         while longest:
             lacking = (n for n in self.numbers(longest) if self.cache.find(sequence.key(n, self.block_size)) is None)
@@ -119,8 +119,8 @@ class Group:
         return longest
 
     def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> TableOpening:
-        """What it gets if `cached` of its tokens are in the prefix cache: blocks for all its tokens, as far as it may
-        have them at once."""
+        """The blocks that it gets if `cached` of its tokens are in the prefix cache: for all its tokens, up to the most
+        that it may have at once."""
         computed = max(cached, sequence.num_saved_tokens)
         shared: dict[int, int] = {}
         restored: list[int] = []
@@ -132,18 +132,18 @@ class Group:
             else:
                 shared[number] = block
         begin = computed // self.block_size
-        begin += begin in shared or begin in restored  # what is kept may end in a block that is not full
+        begin += begin in shared or begin in restored  # the kept tokens may end within a block
         rest = self.most_blocks(sequence.num_tokens) - len(shared) - len(restored)
         return TableOpening(shared, restored, begin, begin + min(self.blocks_for(sequence.num_tokens) - begin, rest))
 
     def has_room(self, opening: TableOpening, headroom: int) -> bool:
-        """Whether there are blocks for it, and `headroom` more."""
-        # cached blocks stop being available once they are shared
+        """Whether its blocks, and `headroom` more, can be allocated."""
+        # cached blocks are no longer available when they are shared
         revived = sum(self.pool.references(block) == 0 for block in opening.shared.values())
         return self.pool.can_allocate(opening.num_fresh + opening.reserve + revived + headroom)
 
     def open(self, table: BlockTable, opening: TableOpening, cached: int) -> None:
-        """Give it what is planned. Requires `has_room`."""
+        """Give the table the blocks of an opening. Requires `has_room`."""
         for block in opening.shared.values():
             self.pool.share(block)
         blocks = [NO_BLOCK] * opening.size
@@ -158,7 +158,7 @@ class Group:
         self.host.restore(table, opening.restored)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
-        """Make the blocks that are full and computed by now findable, and take back those that nothing reads again."""
+        """Add full, computed blocks to the prefix cache, and release those that are not read again."""
         full = sequence.num_computed_tokens // self.block_size
         if full == table.num_published or self.within_step:
             return
@@ -170,7 +170,7 @@ class Group:
         self.release_unread(table, sequence.num_computed_tokens)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
-        """Take back what is not kept at a position; the block of the position itself is its own."""
+        """Release blocks without tokens kept at a position; the block of the position itself stays."""
         at = 0
         for kept in [*self.kept_blocks(position), range(position // self.block_size, len(table))]:
             if at < kept.start:
@@ -179,38 +179,37 @@ class Group:
             at = max(at, kept.stop)
 
     def cut(self, table: BlockTable, num_tokens: int) -> None:
-        """Take back what so many tokens do not need."""
+        """Release the blocks that `num_tokens` tokens do not need."""
         self.pool.release(table.cut(self.blocks_for(num_tokens)))
 
     def close(self, table: BlockTable) -> None:
-        """Take all its blocks back."""
+        """Release all blocks of the table."""
         self.pool.release(table.clear())
 
-    # -- beams: sequences that begin alike ---------------------------------------------------------------------------
+    # -- beams: sequences with a common beginning --------------------------------------------------------------------
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """The table of a sequence that begins with the `num_tokens` that are computed: it has the same blocks."""
+        """A table for a sequence that begins with the `num_tokens` computed tokens; it shares their blocks."""
         forked = table.forked(self.blocks_for(num_tokens))
         for block in forked.held():
             self.pool.share(block)
         return forked
 
     def shared_ahead(self, table: BlockTable, position: int) -> list[int]:
-        """The numbers of the blocks that others have, too, and that the token at `position` changes: the last one,
-        unless it is full."""
+        """The indices of the shared blocks that the token at `position` changes: the last block, unless it is full."""
         number, offset = divmod(position, self.block_size)
         return [number] if offset and self.pool.references(table.blocks[number]) > 1 else []
 
     def own(self, table: BlockTable, position: int) -> None:
-        """Put copies in the places of `shared_ahead`. Requires that the pool can allocate as many."""
+        """Replace the blocks of `shared_ahead` by copies. Requires that the pool can allocate as many."""
         numbers = self.shared_ahead(table, position)
         fresh = self.pool.allocate(len(numbers))
         self.due.copies += [(table.blocks[number], block) for number, block in zip(numbers, fresh, strict=True)]
         self.pool.release([table.replace(number, block) for number, block in zip(numbers, fresh, strict=True)])
 
     def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:
-        """How many of the first `num_tokens`, all or a multiple of `multiple`, host memory has room for: the sequence
-        can go on behind them."""
+        """How many of the first `num_tokens` tokens (all, or a multiple of `multiple`) host memory has room for, so
+        that the sequence can continue after them."""
         while num_tokens:
             fits = sum(map(len, self.kept_blocks(num_tokens))) <= self.host.num_free
             if fits and all(table.blocks[number] != NO_BLOCK for number in self.numbers(num_tokens)):
@@ -219,12 +218,13 @@ class Group:
         return num_tokens
 
     def spoil(self, sequence: CachedSequence, table: BlockTable) -> None:
-        """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
+        """Discard all that a sequence computed, because it is wrong: its blocks leave the prefix cache, and those that
+        no other sequence has are zeroed."""
         spoilt = list(table.held())
         keys = sequence.known_keys(self.block_size)
         missing = len(keys) - len(table)
         for key, block in zip(keys, [*table.blocks, *[NO_BLOCK] * missing], strict=False):
-            if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # given back, but still cached
+            if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # released, but still cached
                 spoilt.append(found)
         for block in spoilt:
             self.pool.discard(block)
@@ -232,7 +232,7 @@ class Group:
         self.due.zeros += [block for block in spoilt if self.pool.references(block) == (block in held)]
 
     def check(self, running: Sequence[tuple[CachedSequence, BlockTable]], waiting: Sequence[BlockTable]) -> None:
-        """Assert that blocks are conserved, and tables long enough and no larger than they may be."""
+        """Assert that no block is lost, and that tables are neither too short nor too long."""
         self.pool.check(list(table.held()) for _, table in running)
         self.host.check(waiting)
         assert not any(table.blocks for table in waiting), "a waiting sequence owns blocks"
@@ -243,6 +243,6 @@ class Group:
         assert len(table) >= self.blocks_for(sequence.num_computed_tokens)
         kept = list(self.numbers(sequence.num_computed_tokens))
         assert all(table.blocks[number] != NO_BLOCK for number in kept), "a block is gone that is still read"
-        chunk = max(sequence.num_scheduled_tokens - 1, 0)  # of a step under way: what it reads is still there
+        chunk = max(sequence.num_scheduled_tokens - 1, 0)  # a step in flight still has the blocks that it reads
         most = self.most_blocks(sequence.num_tokens) + self.blocks_for(chunk)
         assert sum(1 for _ in table.held()) <= most, "more blocks than it may have"

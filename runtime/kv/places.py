@@ -1,8 +1,8 @@
-"""Which place of its cache a token takes where tokens are given up one by one, whatever their position.
+"""The place in the cache of each token, for policies that evict single tokens at any position.
 
-A place is a slot of the blocks of a sequence, in the order of its table. What is kept after an eviction moves to the
-first places, of every head its own tokens; positions are in the keys (rotary embedding), so places need not tell them.
-Kernels reckon with the same: `place` in codegen_templates/cpp/evict.h.
+A place is a slot in the blocks of a sequence, in the order of its table. The tokens that are kept after an eviction
+move to the first places, for every head its own tokens. Positions are part of the keys (rotary embedding), so places
+need not keep their order. Kernels compute the same places: `place` in codegen_templates/cpp/evict.h.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ UNLIMITED = 1 << 40  # tokens
 
 @runtime_checkable
 class Places(Protocol):
-    """A CachePolicy whose tokens have places."""
+    """A CachePolicy that evicts single tokens, so that a token's place is not its position."""
 
     def place(self, position: int, prompt: int) -> int:
-        """Where the token at `position` of a sequence goes that began with so many tokens of a prompt."""
+        """The place of the token at `position`, in a sequence whose prompt has `prompt` tokens."""
         ...
 
     def until(self, position: int, prompt: int) -> int:
-        """How many tokens from `position` on a step may have: after them comes an eviction."""
+        """How many tokens from `position` on a step may compute before an eviction is due."""
         ...
 
     def held(self, length: int, prompt: int) -> int:
-        """The places that it needs blocks for when the last of `length` tokens is computed."""
+        """How many places a sequence needs blocks for when the last of `length` tokens is computed."""
         ...
 
     def most(self, length: int) -> int:
-        """The most places that up to so many tokens ever take."""
+        """The most places that a sequence of up to `length` tokens ever takes."""
         ...
 
     def kept(self, position: int) -> Sequence[range]:
-        """The places that hold what is kept when `position` tokens are computed; places where CachePolicy has
-        positions."""
+        """The places of the tokens that are kept when `position` tokens are computed (CachePolicy returns positions
+        here)."""
         ...
 
     def most_blocks(self, length: int, block_size: int) -> int:
@@ -46,15 +46,16 @@ class Places(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeavyHitters(Places):
-    """At most `budget` tokens: when there are so many, an eighth of them goes, those that got the least attention so
-    far (H2O: Zhang et al. 2023; in bulk as ScissorHands: Liu et al. 2023), none of the `recent` last."""
+    """Keep at most `budget` tokens. When there are so many, an eighth of them is evicted: those that received the least
+    attention so far (H2O: Zhang et al. 2023; in bulk as ScissorHands: Liu et al. 2023), but none of the last `recent`
+    tokens."""
 
     budget: int
     recent: int
 
     @property
     def kept_then(self) -> int:
-        """How many stay when some go."""
+        """How many tokens stay after an eviction."""
         return self.budget - self.budget // 8
 
     def place(self, position: int, prompt: int) -> int:
@@ -72,14 +73,14 @@ class HeavyHitters(Places):
         return min(length, self.budget)
 
     def kept(self, position: int) -> Sequence[range]:
-        """All places that are used; heads differ in which positions they hold there."""
+        """All places in use; each head may hold other positions in them."""
         return (range(self.place(position, 0)),) if position else ()
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedPrompt(Places):
-    """All of a prompt while it is read, then `budget` tokens of it: the last `recent`, and those that they gave the
-    most attention (SnapKV: Li et al. 2024). All of the answer."""
+    """Keep all of a prompt while it is read, then `budget` tokens of it: the last `recent`, and those to which these
+    paid the most attention (SnapKV: Li et al. 2024). Keep all of the answer."""
 
     budget: int
     recent: int
@@ -99,5 +100,5 @@ class CompressedPrompt(Places):
         return length
 
     def kept(self, position: int) -> Sequence[range]:
-        """All positions, as of a sequence that is all prompt: there can be no more."""
+        """All positions, as if the whole sequence was prompt: an upper bound."""
         return (range(position),) if position else ()

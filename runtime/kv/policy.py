@@ -1,4 +1,4 @@
-"""CachePolicy: which positions of a sequence the layers of a KV group go on reading."""
+"""CachePolicy: which positions of a sequence the layers of a KV group still read."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from .places import CompressedPrompt, HeavyHitters
 
 
 class CachePolicy(Protocol):
-    """What a group keeps; blocks that hold nothing of it are given back while the request runs."""
+    """Which positions a group keeps. Blocks without kept positions are released while the request runs."""
 
     def kept(self, position: int) -> Sequence[range]:
-        """The positions before `position` that its token or a later one reads: ranges that do not touch, ascending.
+        """The positions before `position` that the token there or a later one reads: ascending ranges with gaps between
+        them.
 
-        A position that is not among them never is again as `position` grows.
+        A position that is not kept is never kept again as `position` grows.
         """
         ...
 
     def most_blocks(self, length: int, block_size: int) -> int:
-        """The most blocks that hold `kept(p)` and p itself, for any p below `length`; never fewer for a larger one."""
+        """The most blocks that hold `kept(p)` and p itself, for any p below `length`; it never falls as `length`
+        grows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAll(CachePolicy):
-    """Every token reads all before it."""
+    """Every token reads all tokens before it."""
 
     def kept(self, position: int) -> Sequence[range]:
         return (range(position),) if position else ()
@@ -37,7 +39,8 @@ class KeepAll(CachePolicy):
 
 @dataclass(frozen=True, slots=True)
 class WithinStep(CachePolicy):
-    """Tokens read later ones too: all of a sequence must be in one step, and nothing is kept after it."""
+    """Tokens also read later tokens (bidirectional attention): the whole sequence must be in one step, and nothing is
+    kept after it."""
 
     def kept(self, position: int) -> Sequence[range]:
         return ()
@@ -57,7 +60,7 @@ class Window(CachePolicy):
         return (range(first, position),) if first < position else ()
 
     def most_blocks(self, length: int, block_size: int) -> int:
-        across = (self.size + block_size - 2) // block_size + 1  # that begin in the last slot of a block
+        across = (self.size + block_size - 2) // block_size + 1  # if they begin in the last slot of a block
         return min(-(-length // block_size), across)
 
 
@@ -81,10 +84,9 @@ class Streaming(CachePolicy):
 
 @dataclass(frozen=True, slots=True)
 class Latest(CachePolicy):
-    """A token reads only what the one before it left behind: a recurrent state, of which each block holds one.
+    """A token reads only the recurrent state that the previous token left; each block holds one state.
 
-    checkpoints: how many states per sequence of a full batch there is room for beside those in use, so that the prefix
-    cache finds them.
+    checkpoints: how many more states per sequence of a full batch are kept for the prefix cache, besides those in use.
     """
 
     checkpoints: int = 0
@@ -93,7 +95,7 @@ class Latest(CachePolicy):
         return (range(position - 1, position),) if position else ()
 
     def most_blocks(self, length: int, block_size: int) -> int:
-        return min(-(-length // block_size), 3)  # what is read, and what the last two blocks of a chunk are left with
+        return min(-(-length // block_size), 3)  # the state that is read, those after the last two blocks of a chunk
 
 
 def _keeps_all(size: int) -> CachePolicy:
@@ -104,7 +106,7 @@ def _within_step(size: int) -> CachePolicy:
     return WithinStep()
 
 
-# What an engine's program can ask for, by name; made of the sizes that stand beside it.
+# The policies that an engine's program can name; each is made from the sizes in the KV group.
 POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "all": _keeps_all,
     "window": Window,
@@ -114,11 +116,11 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "step": _within_step,
     "state": Latest,
 }
-EVICTING = ("streaming", "h2o", "snapkv")  # those that give up what the model would read: lossy, of two sizes each
+EVICTING = ("streaming", "h2o", "snapkv")  # policies that evict tokens that the model would read: lossy; two sizes each
 
 
 def kept_blocks(policy: CachePolicy, block_size: int, position: int) -> list[range]:
-    """The numbers of the blocks that hold what a policy keeps at a position."""
+    """The indices, as ranges, of the blocks that hold the positions that a policy keeps at a position."""
     ranges: list[range] = []
     for kept in policy.kept(position):
         first, end = kept.start // block_size, -(-kept.stop // block_size)

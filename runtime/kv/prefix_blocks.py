@@ -1,4 +1,5 @@
-"""PrefixBlocks: the blocks of a KV group that hold beginnings of sequences: found, pinned and brought in by others."""
+"""PrefixBlocks: the blocks of a KV group that hold prefixes of sequences: lookup, pins, and blocks filled from
+outside."""
 
 from __future__ import annotations
 
@@ -12,29 +13,29 @@ from .sequence import CachedSequence
 
 
 class PrefixBlocks:
-    """The blocks of a group that hold the first tokens of sequences, whichever request computed them. `numbers` maps a
-    number of tokens to the numbers of the blocks that the group keeps for them."""
+    """The blocks of a group that hold the first tokens of sequences, whichever request computed them. Blocks have the
+    index that they have in a sequence's table. `numbers` maps a number of tokens to the indices of the blocks that the
+    group keeps for them."""
 
     def __init__(
         self, pool: BlockPool, cache: PrefixCache, block_size: int, numbers: Callable[[int], Iterator[int]]
     ) -> None:
         self._pool, self._cache, self._block_size, self._numbers = pool, cache, block_size, numbers
         self._record: tuple[int, KVEvents] | None = None
-        self._pins: dict[BlockKey, int] = {}  # how many pins a block has that is to stay, whether it is here or not
+        self._pins: dict[BlockKey, int] = {}  # the number of pins of each pinned block, which need not be cached yet
 
     @property
     def num_pinned(self) -> int:
-        """Blocks that are pinned, or will be once they are computed."""
+        """The number of blocks that are pinned, or will be when they are computed."""
         return len(self._pins)
 
     def record(self, events: KVEvents, number: int) -> None:
-        """Record in `events`, for the group of that number, which blocks can be found from now on and which no longer
-        can."""
+        """Record in `events`, for group `number`, which blocks are added to the prefix cache and removed from it."""
         self._record = number, events
         self._cache.on_forget = partial(events.removed, number)
 
     def publish(self, sequence: CachedSequence, number: int, block: int) -> None:
-        """Let others find block `number` of a sequence, which is full and computed. Requires `can_publish`."""
+        """Add block `number` of a sequence, which is full and computed, to the prefix cache. Requires `can_publish`."""
         key = sequence.key(number, self._block_size)
         self._cache.publish(key, block)
         if key in self._pins:
@@ -43,29 +44,29 @@ class PrefixBlocks:
             self._record[1].stored(self._stored(self._record[0], sequence, number))
 
     def found(self, sequence: CachedSequence, length: int) -> dict[int, int | None]:
-        """The cached blocks of what is kept of a sequence's first `length` tokens, by their numbers; None for none."""
+        """The cached blocks that are kept of a sequence's first `length` tokens, by index; None for a block that is not
+        cached."""
         return {number: self._cache.find(sequence.key(number, self._block_size)) for number in self._numbers(length)}
 
     def lacking(self, sequence: CachedSequence, length: int) -> int:
-        """How many of these blocks are not cached."""
+        """How many blocks that are kept of a sequence's first `length` tokens are not cached."""
         return list(self.found(sequence, length).values()).count(None)
 
     def reserve(self, sequence: CachedSequence, length: int) -> dict[int, int]:
-        """Blocks for those that are not cached, by their numbers; they cannot be found before `settle`. Requires
-        room."""
+        """Allocate the blocks that `found` lacks, by index; they are published by `settle`. Requires free blocks."""
         numbers = [number for number, block in self.found(sequence, length).items() if block is None]
         return dict(zip(numbers, self._pool.reserve(len(numbers)), strict=True))
 
     def settle(self, sequence: CachedSequence, reserved: dict[int, int], filled: bool) -> None:
-        """If the reserved blocks are `filled`, they can be found from now on, unless another request has computed them
-        meanwhile."""
+        """End a reservation. If the blocks are `filled`, they are published, except those that another request has
+        computed meanwhile."""
         for number, block in reserved.items():
             if filled and self._cache.can_publish(sequence.key(number, self._block_size), block):
                 self.publish(sequence, number, block)
             self._pool.unreserve(block)
 
     def adopt(self, sequence: CachedSequence, length: int) -> dict[int, int]:
-        """Blocks for those that are not cached, by their numbers, which can be found from now on. Requires room."""
+        """Allocate the blocks that `found` lacks, by index, and publish them at once. Requires free blocks."""
         numbers = [number for number, block in self.found(sequence, length).items() if block is None]
         blocks = dict(zip(numbers, self._pool.allocate(len(numbers)), strict=True))
         for number, block in blocks.items():
@@ -74,7 +75,7 @@ class PrefixBlocks:
         return blocks
 
     def pin(self, sequence: CachedSequence, length: int) -> None:
-        """Keep what is kept of a sequence's first `length` tokens, now or once it is computed."""
+        """Pin the blocks that are kept of a sequence's first `length` tokens, now or when they are computed."""
         for number in self._numbers(length):
             key = sequence.key(number, self._block_size)
             self._pins[key] = self._pins.get(key, 0) + 1
@@ -82,7 +83,7 @@ class PrefixBlocks:
                 self._pool.pin(block)
 
     def unpin(self, sequence: CachedSequence, length: int) -> None:
-        """Take back what `pin` did."""
+        """Undo one `pin`."""
         for number in self._numbers(length):
             key = sequence.key(number, self._block_size)
             self._pins[key] -= 1
@@ -92,7 +93,7 @@ class PrefixBlocks:
                     self._pool.unpin(block)
 
     def num_unpinned(self, sequence: CachedSequence, length: int) -> int:
-        """How many more blocks would be pinned by `pin`."""
+        """How many blocks `pin` would pin that are not pinned yet."""
         return sum(sequence.key(number, self._block_size) not in self._pins for number in self._numbers(length))
 
     def _stored(self, group: int, sequence: CachedSequence, number: int) -> BlockStored:

@@ -1,4 +1,4 @@
-"""PrefixCache: which block holds the KV of which token prefix. Full blocks only, found by a hash chain."""
+"""PrefixCache: maps token prefixes to the blocks that hold their KV. Full blocks only, found by a hash chain."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def root_key(salt: bytes = b"") -> BlockKey:
 
 
 def apart_key(parent: BlockKey, salt: bytes, place: int) -> BlockKey:
-    """A key in place of `parent` for requests whose blocks from there on are shared only if these salts are equal, and
-    count from the same place in the next block."""
+    """A key that replaces `parent` for requests whose next blocks are shared only if these salts are equal and take
+    effect at the same place in the next block."""
     content = parent.digest + place.to_bytes(8, "little") + salt
     return BlockKey(hashlib.blake2b(content, digest_size=32, person=b"icc-kv-apart").digest())
 
@@ -36,10 +36,10 @@ def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
 
 
 class PrefixCache:
-    """A one-to-one map between keys and blocks. It owns no block: the pool says when one is evicted."""
+    """A one-to-one map between keys and blocks. It owns no blocks: the pool reports evictions."""
 
     def __init__(self) -> None:
-        self.on_forget: Callable[[BlockKey], None] | None = None  # called with each key that finds nothing any more
+        self.on_forget: Callable[[BlockKey], None] | None = None  # called with each key that is removed
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
 
@@ -47,30 +47,31 @@ class PrefixCache:
         return len(self._block_of)
 
     def find(self, key: BlockKey) -> int | None:
-        """The block with that content, or None."""
+        """The block with that content; None if it is not cached."""
         return self._block_of.get(key)
 
     def holds(self, block: int) -> bool:
-        """Whether the block can be found by a key."""
+        """Whether the block is in the cache."""
         return block in self._key_of
 
     @property
     def blocks(self) -> KeysView[int]:
-        """All blocks that can be found."""
+        """All blocks in the cache."""
         return self._key_of.keys()
 
     def can_publish(self, key: BlockKey, block: int) -> bool:
-        """False if the content is cached already (the first block that held it stays) or the block has a key."""
+        """Whether the block may be added: not if the content is cached already (the first block that held it stays) or
+        if the block has a key."""
         return key not in self._block_of and block not in self._key_of
 
     def publish(self, key: BlockKey, block: int) -> None:
-        """Make a full, computed block findable. Requires `can_publish`."""
+        """Add a full, computed block to the cache. Requires `can_publish`."""
         assert self.can_publish(key, block), (key, block)
         self._block_of[key] = block
         self._key_of[block] = key
 
     def forget(self, block: int) -> None:
-        """Drop the block's key, if it has one."""
+        """Remove the block from the cache, if it is there."""
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]

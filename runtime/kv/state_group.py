@@ -1,4 +1,4 @@
-"""StateGroup: the blocks of a KV group whose layers keep one recurrent state of a sequence, whatever its length."""
+"""StateGroup: the blocks of a KV group whose layers keep one recurrent state per sequence, whatever its length."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from .group import Group, TableOpening
 from .places import UNLIMITED
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 
-_NEW = 2  # blocks at the end of a chunk that it gets: for the state behind its last full block, and behind its end
+_NEW = 2  # blocks that a chunk gets: for the state after its last full block, and for that after its end
 
 
 class StateGroup(Group):
-    """Block n of a sequence holds the state behind the last computed token among tokens n * size .. (n + 1) * size - 1.
+    """Block n of a sequence holds the state after the last computed token among tokens n * size .. (n + 1) * size - 1.
 
-    A full one is a checkpoint: with it the sequence, and every other that begins so, can go on behind these tokens. A
-    step reads the state at its first token and leaves one in each block that the table has for its tokens, behind the
-    block's last token or the step's own. Of a chunk the last two blocks are there, so that states are kept where steps
-    end: a prompt's end, every few hundred tokens of a long prompt, and the end of an answer, whose older states are
-    forgotten as it grows. And, while there is room, those before the end of a conversation's first turn (what the
-    system says), and where a prompt leaves what an earlier one had, which others may do too (Marconi: Pan et al. 2024,
-    arXiv 2411.19379). The pool gives the memory of the least recently used away.
+    The state of a full block is a checkpoint: this sequence, and any other that begins alike, can continue after these
+    tokens. A step reads the state before its first token and stores one in each block that the table has for its
+    tokens: the state after the block's last token or after the step's last. Only the last two blocks of a chunk are
+    allocated, so that states are kept where steps end: at a prompt's end, every few hundred tokens of a long prompt,
+    and at the end of an answer, whose older states are dropped as it grows. If there is room, states are also kept at
+    the end of a conversation's first turn (the system message), and where a prompt diverges from an earlier one,
+    because others may diverge there too (Marconi: Pan et al. 2024, arXiv 2411.19379). The pool evicts the least
+    recently used states.
     """
 
     holds_states: ClassVar[bool] = True
@@ -67,7 +68,7 @@ class StateGroup(Group):
 
 
 def state_places(table: tuple[int, ...], start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """(position, block) for every token of start .. end - 1 behind which a state is kept."""
+    """(position, block) for every token of start .. end - 1 after which a state is kept."""
     for number in range(start // block_size, (end - 1) // block_size + 1):
         if table[number] != NO_BLOCK:
             yield min((number + 1) * block_size, end) - 1, table[number]

@@ -1,4 +1,4 @@
-"""Upkeep: what is done to a group's blocks before the next step runs."""
+"""Upkeep: the work on a group's blocks that must be done before the next step runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class Upkeep(NamedTuple):
-    """In this order: the blocks `zeros` are filled with zeros; `moves` are made, (from, to) slots whose KV is copied
-    one after the other; the KV of preempted requests is copied to host memory, `swap_outs` (block, host slot); whole
-    blocks are copied one after the other, `copies` (from, to), for beams that part there; and the KV of requests which
-    go on is copied back, `swap_ins` (host slot, block). A slot is block * block_size + offset.
+    """Done in this order: the blocks `zeros` are filled with zeros; the KV of slots is copied in sequence, `moves`
+    (from, to); the KV of preempted requests is copied to host memory, `swap_outs` (block, host slot); whole blocks are
+    copied in sequence for beams that diverge, `copies` (from, to); the KV of resumed requests is copied back,
+    `swap_ins` (host slot, block). A slot is block * block_size + offset.
     """
 
     zeros: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Upkeep(NamedTuple):
 
 @dataclass(slots=True)
 class Due:
-    """Upkeep as it comes up between two steps."""
+    """Collects the upkeep that becomes due between two steps."""
 
     zeros: list[int] = field(default_factory=list[int])
     moves: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -43,12 +43,12 @@ class Due:
         return bool(self.zeros or self.moves or self.swap_outs or self.swap_ins or self.copies)
 
     def upkeep(self) -> Upkeep:
-        """What is due now."""
+        """The upkeep that is due now."""
         return Upkeep(
             tuple(self.zeros), tuple(self.moves), tuple(self.swap_outs), tuple(self.swap_ins), tuple(self.copies)
         )
 
     def clear(self) -> None:
-        """A step does it."""
+        """Clear it, because a step carries it out."""
         for due in (self.zeros, self.moves, self.swap_outs, self.swap_ins, self.copies):
             due.clear()

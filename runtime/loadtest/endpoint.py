@@ -1,4 +1,4 @@
-"""Endpoint: one streamed request to an OpenAI server, and when its parts came."""
+"""Endpoint: one streamed request to an OpenAI server, and the times at which its parts arrived."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from ..errors import UsageError
 
 _MAX_LINE = 1 << 20
 _ERROR_CHARS = 2000
-_SAID = ("content", "reasoning_content", "reasoning", "tool_calls")  # what a model says, by the names that servers use
-_OPTIONAL = ("stream_options", "ignore_eos")  # fields that not every server knows
+_SAID = ("content", "reasoning_content", "reasoning", "tool_calls")  # the names that servers use for a model's text
+_OPTIONAL = ("stream_options", "ignore_eos")  # fields that some servers do not know
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request. Times are seconds on the monotonic clock: when it was due, and when each piece of text came.
+    """The trace of one request. Times are seconds on the monotonic clock: when it was due, and when each chunk of text
+    arrived.
 
-    status: of HTTP, 0 if there was no answer; error: what went wrong, "" if nothing did. silent: when events came that
-    had no text, as those of special tokens or of a part of a character. ended: the stream said that it is complete.
+    status: HTTP status, 0 if there was no answer. error: what went wrong, "" if nothing. silent: when events without
+    text arrived, for example for special tokens or part of a character. ended: whether the stream said that it is
+    complete.
     """
 
     due: float
@@ -42,14 +44,14 @@ class Trace:
 
     @property
     def ok(self) -> bool:
-        """Whether there was an answer, without an error and with text."""
+        """Whether there was an answer with text and without an error."""
         return self.status == 200 and not self.error and bool(self.pieces)
 
 
 class Endpoint:
-    """Where to ask. `chat` asks /v1/chat/completions; `extra` is added to every body.
+    """A server to measure. chat: use /v1/chat/completions. extra: fields that are added to every body.
 
-    A url that ends with a version, such as /v3 of OpenVINO's server, is taken as it is; to others /v1 is added.
+    A URL that ends with a version, such as /v3 of OpenVINO's server, is used unchanged; to others /v1 is appended.
     """
 
     def __init__(
@@ -64,11 +66,11 @@ class Endpoint:
         base = path if re.search(r"/v\d+$", path) else f"{path}/v1"
         self._path = f"{base}/{'chat/completions' if chat else 'completions'}"
         self._models = f"{base}/models"
-        self.left_out: set[str] = set()  # fields that the server refuses
+        self.left_out: set[str] = set()  # fields that the server refused
         self.model, self._chat, self._key, self._extra = model, chat, key, extra or {}
 
     async def find_model(self) -> str:
-        """The first model of the server, where none was named. UsageError if it lists none."""
+        """The model to ask for: the first that the server lists, if none was named. UsageError if it lists none."""
         reader, writer = await self._open()
         try:
             await self._send(writer, "GET", self._models, b"")
@@ -83,7 +85,7 @@ class Endpoint:
             writer.close()
 
     async def ask(self, prompt: str, max_tokens: int, due: float) -> Trace:
-        """Send a prompt now; the request was due at `due`."""
+        """Send a prompt now and trace its answer; the request was due at `due`, in seconds."""
         trace = Trace(due, sent=time.monotonic())
         asked = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
         body = {"model": self.model, **asked, "max_tokens": max_tokens, "stream": True}
@@ -107,7 +109,7 @@ class Endpoint:
         return trace
 
     def leave_out(self, trace: Trace) -> bool:
-        """Whether the request failed because of fields that can be left out; they are, from now on."""
+        """Whether the request failed because of fields that can be left out; if so, they are left out from now on."""
         refused = {name for name in _OPTIONAL if name in trace.error} - self.left_out
         if trace.status not in (400, 422) or not refused:
             return False
@@ -127,7 +129,7 @@ class Endpoint:
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, AsyncIterator[bytes]]:
-    """The status and the parts of the body."""
+    """The HTTP status and the chunks of the body."""
     status_line = await reader.readline()
     if not status_line.startswith(b"HTTP/1."):
         raise ValueError("no HTTP answer")
@@ -157,7 +159,8 @@ async def _plain(reader: asyncio.StreamReader, length: int | None) -> AsyncItera
 
 
 async def _read_events(parts: AsyncIterator[bytes], trace: Trace) -> None:
-    """Note when each event with text came, and the usage. Comments, which keep connections alive, say nothing."""
+    """Record when each event with text arrived, and the usage. Comments, which only keep connections alive, are
+    skipped."""
     held = b""
     async for part in parts:
         now = time.monotonic()
@@ -165,7 +168,7 @@ async def _read_events(parts: AsyncIterator[bytes], trace: Trace) -> None:
         for line in lines:
             _read_line(line.strip(), now, trace)
     _read_line(held.strip(), time.monotonic(), trace)
-    if not trace.pieces and trace.output_tokens:  # tokens without text are tokens
+    if not trace.pieces and trace.output_tokens:  # a token without text still counts as a token
         trace.pieces = trace.silent
     if not trace.ended and not trace.error:
         trace.error = "the stream ended before it was complete"
@@ -174,13 +177,13 @@ async def _read_events(parts: AsyncIterator[bytes], trace: Trace) -> None:
 def _read_line(line: bytes, now: float, trace: Trace) -> None:
     name, _, data = line.partition(b":")
     data = data.strip()
-    if name == b"error":  # older llama.cpp
+    if name == b"error":  # as older llama.cpp sends
         trace.error = data[:_ERROR_CHARS].decode(errors="replace")
     elif name == b"data" and data == b"[DONE]":
         trace.ended = True
     elif name == b"data" and data:
         _note(json.loads(data), now, trace)
-    elif line.startswith(b"{"):  # a server that does not stream errors, or nothing at all
+    elif line.startswith(b"{"):  # the server does not stream errors, or sent nothing
         trace.error = line[:_ERROR_CHARS].decode(errors="replace")
 
 
@@ -192,7 +195,7 @@ def _note(event: dict[str, Any], now: float, trace: Trace) -> None:
         said = choice.get("text"), *(delta.get(name) for name in _SAID)
         if any(said):
             trace.pieces.append(now)
-        elif "role" not in delta:  # the event that says who speaks comes before any token
+        elif "role" not in delta:  # the event with the role comes before any token
             trace.silent.append(now)
         trace.ended |= bool(choice.get("finish_reason"))
     usage = event.get("usage")

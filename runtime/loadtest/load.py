@@ -1,4 +1,4 @@
-"""Load: requests at times that do not depend on the answers, or a fixed number at a time."""
+"""Load: requests at times that do not depend on the answers (open loop), or a fixed number at a time (closed loop)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ should because long each
 
 @dataclass(frozen=True)
 class Mix:
-    """Lengths of prompts and answers in tokens, drawn evenly from the ranges; the first `shared_tokens` of every
-    prompt are the same."""
+    """Lengths of prompts and answers in tokens, drawn uniformly from the ranges; the first `shared_tokens` tokens of
+    all prompts are the same."""
 
     prompt_tokens: tuple[int, int] = (256, 256)
     output_tokens: tuple[int, int] = (64, 64)
@@ -33,8 +33,8 @@ class Mix:
 
 @dataclass(frozen=True)
 class Level:
-    """One load. rate: requests per second that are due, in bursts of `burst` (1 is a Poisson process), whatever the
-    server does; or, if rate is 0, `concurrency` requests at a time."""
+    """One load. rate: requests per second, in bursts of `burst` (1 is a Poisson process), whatever the server does; if
+    rate is 0, `concurrency` requests at a time."""
 
     rate: float = 0.0
     concurrency: int = 0
@@ -42,21 +42,21 @@ class Level:
 
     @property
     def name(self) -> str:
-        """The load in words, such as "4 at a time" or "2.5/s in bursts of 8"."""
+        """A title of the load, such as "4 at a time" or "2.5/s in bursts of 8"."""
         if not self.rate:
             return f"{self.concurrency} at a time"
         return f"{self.rate:g}/s" + (f" in bursts of {self.burst}" if self.burst > 1 else "")
 
 
 class PromptMaker:
-    """Makes prompts of wanted lengths; `tokens_per_word` is the server's."""
+    """Makes prompts of wanted lengths. tokens_per_word: of the server's tokenizer."""
 
     def __init__(self, mix: Mix, seed: int, tokens_per_word: float) -> None:
         self._mix, self._random, self._ratio = mix, np.random.default_rng(seed), tokens_per_word
         self._shared = self._words(np.random.default_rng(12345), mix.shared_tokens)
 
     def draw(self) -> tuple[str, int]:
-        """A prompt, and the number of tokens to ask for."""
+        """A random prompt, and the number of tokens to ask for."""
         low, high = self._mix.prompt_tokens
         count = int(self._random.integers(low, high + 1))
         own = self._words(self._random, max(count - self._mix.shared_tokens, 1))
@@ -69,9 +69,9 @@ class PromptMaker:
 
 
 async def tokens_per_word(endpoint: Endpoint) -> float:
-    """Asked of the server: its tokens for a text of known words; 1 if it does not report its usage.
+    """Ask the server for a text of known words: its tokens per word, 1 if it does not report its usage.
 
-    The requests also warm it up, and show which fields it refuses.
+    The requests also warm the server up and show which fields it refuses.
     """
     counts = []
     for words in (40, 140):
@@ -93,7 +93,8 @@ async def run_level(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> list[Trace]:
-    """All requests of one load, and what became of them. progress: told of every answer."""
+    """Run all requests of one load; their traces. progress: called after every answer with a text, the number done and
+    the total."""
     drawn = [prompts.draw() for _ in range(requests)]
     done = 0
 

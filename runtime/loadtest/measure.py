@@ -1,4 +1,4 @@
-"""Measures a server under the loads that were asked for, and reports."""
+"""Measures a server under the requested loads and reports the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHOUT = {
 def measure(options: LoadTestOptions, as_json: bool = False) -> int:
     """Run the loads on the server and print the results; the exit code is 1 if a load got no answer.
 
-    as_json: print one JSON value. IccErrors for options that make no load, or a server that does not answer.
+    as_json: print one JSON value. IccError if the options define no load, or if the server does not answer.
     """
     extra = {**({} if options.stop_at_end else {"ignore_eos": True}), **(options.extra or {})}
     endpoint = Endpoint(options.url, options.model or "", chat=options.chat, key=options.api_key, extra=extra)
@@ -36,7 +36,7 @@ def measure(options: LoadTestOptions, as_json: bool = False) -> int:
         raise UsageError("there is no load", "give --rate or --concurrency")
     if options.traffic_file is not None and len(levels) != 1:
         raise UsageError(
-            f"--traffic-file is of one load, and there are {len(levels)}", "give one --rate or --concurrency"
+            f"--traffic-file takes requests of one load, there are {len(levels)}", "give one --rate or --concurrency"
         )
     try:
         with open_display() as display:
@@ -90,7 +90,7 @@ def _report(options: LoadTestOptions, endpoint: Endpoint, summaries: list[Summar
 
 
 def _write_traffic(path: Path, traces: Sequence[Trace]) -> None:
-    """The requests that were answered, as lines of JSON; see server/sizing/traffic.py, which reads them."""
+    """Write the answered requests as JSON lines, which server/sizing/traffic.py reads."""
     good = sorted((trace for trace in traces if trace.ok), key=lambda trace: trace.due)
     lines = [
         {"time": trace.due - good[0].due, "prompt_tokens": trace.prompt_tokens, "output_tokens": trace.output_tokens}

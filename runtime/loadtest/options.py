@@ -1,4 +1,4 @@
-"""What `icc bench serve` is asked for; imports nothing heavy."""
+"""The options of `icc bench serve`; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..values import counts, json_object, lengths, numbers
 
 @dataclass(frozen=True)
 class LoadTestOptions:
-    """A server, the loads to put on it one after the other, and what their requests are like.
+    """A server, the loads to run on it one after the other, and the requests of these loads.
 
-    rate: requests per second, open loop, a load for each; concurrency: requests at a time, closed loop, a load for
-    each. prompt_tokens, output_tokens: least and most. extra: more fields of every request.
+    rate: requests per second, open loop, one load per value. concurrency: requests at a time, closed loop, one load per
+    value. prompt_tokens, output_tokens: smallest and largest number. extra: further fields of every request; None: no
+    further ones.
     """
 
     url: str = setting("http://127.0.0.1:8000", "Where the server is.")
@@ -36,12 +37,12 @@ class LoadTestOptions:
     shared_tokens: int = setting(0, "Tokens that all prompts begin with.")
     stop_at_end: bool = setting(False, "Answers may be shorter than asked for (no ignore_eos).")
     extra: Mapping[str, Any] | None = setting(
-        None, "More fields of every request.", read=json_object, metavar="JSON", unset="none"
+        None, "Further fields of every request.", read=json_object, metavar="JSON", unset="none"
     )
-    slo_ttft_ms: float = setting(1000.0, "Time to the first token that a user takes for good.")
-    slo_token_ms: float = setting(100.0, "Time per token that a user takes for good.")
-    price_per_hour: float | None = setting(None, "Of the machine, for the cost per million tokens.")
-    seed: int = setting(0, "Of lengths, words and arrivals.")
+    slo_ttft_ms: float = setting(1000.0, "Longest acceptable time to the first token.")
+    slo_token_ms: float = setting(100.0, "Longest acceptable time per token.")
+    price_per_hour: float | None = setting(None, "Price of the machine, for the cost per million tokens.")
+    seed: int = setting(0, "Random seed of lengths, words and arrivals.")
     json_file: Path | None = setting(None, "Write all figures here.", metavar="FILE")
     traffic_file: Path | None = setting(
         None, "Write arrival times and lengths of one load's requests, for `icc plan --traffic`.", metavar="FILE"

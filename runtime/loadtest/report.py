@@ -1,4 +1,4 @@
-"""Reports of loads: a table for the terminal, and pages without anything from elsewhere."""
+"""Reports of loads: a table for the terminal, and self-contained HTML pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLOURS = ("#2563eb", "#dc2626", "#16a34a")
 
 
 def as_table(summaries: Sequence[Summary]) -> str:
-    """Lines of text, one per load."""
+    """A text table, one line per load."""
     header = ("load", "ok", "req/s", "in tok/s", "out tok/s", "TTFT p50", "p99", "token p50", "p99", "e2e p50", "good")
     rows = [header, *[_row(summary) for summary in summaries]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -52,13 +52,13 @@ def as_html(title: str, facts: dict[str, str], summaries: Sequence[Summary]) -> 
 
 
 def _percentile_lines(summaries: Sequence[Summary], key: str) -> dict[str, list[tuple[float, float]]]:
-    """p50 and p99 over throughput."""
+    """Points of p50 and p99 over throughput."""
     found = [(summary.output_tokens_per_s, getattr(summary, key)) for summary in summaries]
     return {name: [(x, values[name]) for x, values in found if values] for name in ("p50", "p99")}
 
 
 def page(title: str, facts: dict[str, str], body: str) -> str:
-    """A page with the facts of a run and what is below them."""
+    """An HTML page with the facts of a run and a body below them."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
@@ -69,7 +69,7 @@ td,th{{border:1px solid #ddd;padding:.25rem .6rem;text-align:right}}svg{{margin:
 
 
 def details(summaries: Sequence[Summary]) -> str:
-    """A table of all percentiles, a row per load."""
+    """An HTML table of all percentiles, one row per load."""
     groups = (("TTFT", "ttft_ms"), ("between tokens", "inter_token_ms"), ("per token", "token_ms"), ("e2e", "e2e_ms"))
     head = "<th>load</th><th>ok</th><th>req/s</th><th>in tok/s</th><th>out tok/s</th><th>goodput/s</th><th>cost/M</th>"
     head += "".join(f"<th>{name} p{p}</th>" for name, _ in groups for p in PERCENTILES)
@@ -95,7 +95,8 @@ def details(summaries: Sequence[Summary]) -> str:
 
 
 def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Lines through points as SVG, on scales from 0; "" where there are no points. At most as many as colours."""
+    """Lines through points as SVG, on axes from 0; "" if there are no points. There must not be more lines than
+    colours."""
     lines = {name: sorted(points) for name, points in lines.items() if points}
     if not lines:
         return ""

@@ -1,4 +1,4 @@
-"""Summary: what a load's traces say."""
+"""Summary: the statistics of a load's traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True)
 class Slo:
-    """What a user takes for good: milliseconds to the first token, and between tokens on average."""
+    """A service level objective: the most milliseconds to the first token, and per token on average."""
 
     ttft_ms: float = 1000.0
     token_ms: float = 100.0
@@ -24,8 +24,8 @@ class Slo:
 
 @dataclass(frozen=True)
 class Summary:
-    """Times in milliseconds, by percentile. Requests count from when they were due: a client that could not send in
-    time does not hide a server that is slow. goodput: requests per second that met the SLO."""
+    """Times in milliseconds, by percentile. Times count from when a request was due, so that a slow server is not
+    hidden by a client that sends late. goodput: requests per second that met the SLO."""
 
     level: str
     requests: int
@@ -53,7 +53,7 @@ class Summary:
 
 
 def summarize(level: str, traces: Sequence[Trace], slo: Slo, price_per_hour: float | None = None) -> Summary:
-    """The summary of one load. price_per_hour: of the machine; None: nothing is said of costs."""
+    """The summary of one load. price_per_hour: of the machine; None: costs are left out."""
     good = [trace for trace in traces if trace.ok]
     seconds = max((trace.end for trace in traces), default=0.0) - min((trace.due for trace in traces), default=0.0)
     seconds = max(seconds, 1e-9)
@@ -87,7 +87,7 @@ def summarize(level: str, traces: Sequence[Trace], slo: Slo, price_per_hour: flo
 
 
 def _tokens(trace: Trace) -> int:
-    """Tokens of an answer; pieces where the server does not report its usage."""
+    """The number of tokens of an answer; of text chunks if the server does not report its usage."""
     return trace.output_tokens or len(trace.pieces)
 
 

@@ -1,4 +1,4 @@
-"""LoopDriver: an engine loop as its users see it: tasks go in, steps run, and what comes of each task is told."""
+"""LoopDriver: the interface to an engine loop: takes tasks, runs steps, and reports the results of each task."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 
 NO_ROOM = "the engine has no room for adapters"
-_PATIENCE_S = 1.0  # that a task waits for a slot while later ones may find theirs
+_PATIENCE_S = 1.0  # seconds that a task waits for an adapter slot before later tasks must wait, too
 _ARRIVAL_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
 class EngineTask:
-    """A prompt for an engine, and what has come of it.
+    """A prompt for an engine, and its results.
 
-    standing: among others. constrain: the query's grammar, compiled. scored: how many of the likeliest tokens are
-    wanted per position of the prompt, before its completions; None for none of that. generations: the completions, once
-    they are under way. reading: the prompt while it is read for a vector or its own log-probabilities, and after that.
-    vector: float32 `[dimension]`, once it is there. error: what ended the task, where that is no part of a completion.
+    standing: its priority and the like, see Standing. constrain: the query's compiled grammar; None: it has none.
+    scored: how many of the likeliest tokens to report per position of the prompt, before its completions; None: the
+    prompt is not scored. generations: the completions, when they are queued. reading: the reading of the prompt for a
+    vector or for its own log-probabilities; None if there is none. vector: float32 `[dimension]`; None until it is
+    computed. error: the error that ended the task, unless it belongs to a completion; None if there is none.
     """
 
     query: Query
@@ -51,17 +52,17 @@ class EngineTask:
 
     @property
     def requests(self) -> list[Request]:
-        """What the engine loop has of it."""
+        """Its requests in the engine loop."""
         return [*self.generations, *([] if self.reading is None else [self.reading.scores])]
 
     @property
     def num_ended(self) -> int:
-        """How many of its completions have ended."""
+        """The number of its completions that have ended."""
         return sum(one.finish_reason is not None for one in self.generations)
 
     @property
     def done(self) -> bool:
-        """Whether nothing more comes of it, once it was submitted."""
+        """Whether a submitted task is finished: it yields no further results."""
         if self.error is not None or self.vector is not None:
             return True
         return bool(self.generations) and all(one.finish_reason is not None for one in self.generations)
@@ -71,27 +72,28 @@ AnyTask = TypeVar("AnyTask", bound=EngineTask)
 
 
 class TaskListener(Generic[AnyTask]):
-    """Is told what comes of tasks, in the thread that runs the steps. This one leaves everything with the tasks."""
+    """Notified of the results of tasks, in the thread that runs the steps. This base class ignores all
+    notifications."""
 
     def outputs(self, task: AnyTask) -> None:
-        """There may be new outputs in its generations; whoever takes them out is not told of them again."""
+        """Its generations may have new outputs. Outputs that are taken out are not reported again."""
 
     def read(self, task: AnyTask) -> None:
-        """Its prompt is read: the vector, or the log-probabilities in `reading`, are there."""
+        """Its prompt is read: its vector, or the log-probabilities in `reading`, are available."""
 
     def failed(self, task: AnyTask, error: Exception) -> None:
-        """It has ended by a fault of its own, before any completion was under way."""
+        """It has ended by its own error, before any completion was queued."""
 
     def lost(self, task: AnyTask, error: Exception) -> None:
-        """It has ended because the engine has, or is closed."""
+        """It has ended because the engine failed or was closed."""
         self.failed(task, error)
 
 
 class LoopDriver(Generic[AnyTask]):
-    """Submits tasks to a loop, runs its steps, and tells the listener. Not thread-safe: one thread does all of it.
+    """Submits tasks to a loop, runs its steps, and notifies the listener. Not thread-safe: one thread makes all calls.
 
-    listener: None where whoever submits looks at the tasks after each step, whose generations keep their outputs.
-    Requests that others have added to the loop run beside the tasks, and are not told of.
+    listener: None if the caller looks at the tasks after each step; their generations then keep the outputs. Requests
+    that others add to the loop run, too, but are not reported.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class LoopDriver(Generic[AnyTask]):
         self.loop, self.adapters = loop, adapters
         self._listener: TaskListener[AnyTask] = TaskListener() if listener is None else listener
         self._is_heard = listener is not None
-        self._generating: dict[int, AnyTask] = {}  # who is told of what, by the loop's ids of completions
+        self._generating: dict[int, AnyTask] = {}  # the task of each completion, by the loop's request id
         self._reading: dict[AnyTask, None] = {}
-        self._placed: dict[EngineTask, Loaded] = {}  # whose adapter is kept in its slot
-        self._waiting: dict[AnyTask, float] = {}  # for their adapters, since when
+        self._placed: dict[EngineTask, Loaded] = {}  # tasks whose adapter is kept in its slot
+        self._waiting: dict[AnyTask, float] = {}  # tasks that wait for their adapter, and since when
 
     def has_work(self) -> bool:
         """Whether a step would do anything."""
@@ -114,12 +116,12 @@ class LoopDriver(Generic[AnyTask]):
 
     @property
     def awaited(self) -> list[str]:
-        """The adapters that tasks wait for, by name."""
+        """The names of the adapters that tasks wait for."""
         return [task.query.adapter for task in self._waiting]
 
     def submit(self, task: AnyTask) -> None:
-        """Queue a task, or keep it until its adapter is there. RequestError if its prompt or a parameter is invalid,
-        CapacityError if it can never fit; then nothing of it is queued."""
+        """Queue a task, or hold it until its adapter is in a slot. RequestError if its prompt or a parameter is
+        invalid, CapacityError if it can never fit; in these cases nothing is queued."""
         query = task.query
         if ADAPTER.name in query.extras:
             raise RequestError(f"input {ADAPTER.name!r} is for adapters", "name one", field="extras")
@@ -131,12 +133,12 @@ class LoopDriver(Generic[AnyTask]):
             self._begin(task)
 
     def _place(self, task: EngineTask) -> bool:
-        """Whether a task's adapter is in a slot, where it is kept now."""
+        """Whether a task's adapter is in a slot; if so, it is now kept there for the task."""
         if self.adapters is None:
             raise RequestError(NO_ROOM, "compile the model with --adapters 8x16", field="adapter")
         oldest = next(iter(self._waiting.values()), None)
         if task not in self._waiting and oldest is not None and time.monotonic() - oldest > _PATIENCE_S:
-            return False  # or those who come and go with adapters that are there would keep the others out for ever
+            return False  # else a stream of tasks with loaded adapters could block the waiting ones for ever
         loaded = self.adapters.place(task.query.adapter, task.query.adapter_scale)
         if loaded is None:
             return False
@@ -152,7 +154,7 @@ class LoopDriver(Generic[AnyTask]):
         return True
 
     def _begin(self, task: AnyTask) -> None:
-        """Queue a task that has all it needs."""
+        """Queue a task whose adapter, if any, is in a slot."""
         try:
             self._queue(task)
         except BaseException:
@@ -177,12 +179,12 @@ class LoopDriver(Generic[AnyTask]):
         if not self._is_heard:
             return
         self._generating.update((one.request_id, task) for one in task.generations if one.finish_reason is None)
-        if any(one.outputs for one in task.generations):  # a prompt that fills the context has ended already
+        if any(one.outputs for one in task.generations):  # e.g. a prompt that fills the context has ended already
             self._listener.outputs(task)
 
     def abort(self, task: AnyTask, reason: str = "abort") -> None:
-        """End a task, wherever it is; the last outputs of its completions say `reason`. The listener is not told.
-        Nothing happens if it has ended, or was never submitted."""
+        """End a task in any state; the last outputs of its completions state `reason`. The listener is not notified.
+        Does nothing if it has ended or was never submitted."""
         for request in task.requests:
             self.loop.end(request, reason)
             self._generating.pop(request.request_id, None)
@@ -196,7 +198,7 @@ class LoopDriver(Generic[AnyTask]):
             self.adapters.release(loaded)
 
     def _admit(self) -> None:
-        """Begin the tasks whose adapters have arrived, and let go those of tasks that have ended."""
+        """Begin the tasks whose adapters are now in slots, and release the adapters of ended tasks."""
         for task in list(self._placed):
             if task.requests and all(request.state is State.ENDED for request in task.requests):
                 self._release(task)
@@ -211,9 +213,9 @@ class LoopDriver(Generic[AnyTask]):
             self.adapters.wait(_ARRIVAL_S)
 
     def step(self) -> None:
-        """Run one step, and tell what has come of the tasks. Nothing if there is no work.
+        """Run one step and notify the listener of the results. Does nothing if there is no work.
 
-        Raises what the device has failed of for good: every task has been told then, and is gone.
+        Raises the error of a device that has failed permanently, after all tasks were ended and reported.
         """
         if self._placed or self._waiting:
             self._admit()
@@ -249,7 +251,7 @@ class LoopDriver(Generic[AnyTask]):
                     continue
                 if isinstance(reading, PooledRequest):
                     task.vector = reading.vector()
-            except Exception as error:  # the fault that ended it, or its hidden states are not numbers
+            except Exception as error:  # the error that ended it, or hidden states that are not finite
                 self._fail(task, error)
                 continue
             del self._reading[task]
@@ -259,7 +261,7 @@ class LoopDriver(Generic[AnyTask]):
                 self._go_on(task)
 
     def _go_on(self, task: AnyTask) -> None:
-        """The prompt was read; now its completions."""
+        """Queue the completions of a task whose prompt was scored."""
         try:
             self._generate(task)
         except Exception as error:
@@ -271,7 +273,7 @@ class LoopDriver(Generic[AnyTask]):
         self._listener.failed(task, error)
 
     def close(self, error: Exception) -> None:
-        """End all tasks by an error, and tell it."""
+        """End all tasks with an error and notify the listener."""
         for task in {**dict.fromkeys(self._generating.values()), **self._reading, **self._waiting}:
             self.abort(task)
             task.error = error
@@ -280,7 +282,7 @@ class LoopDriver(Generic[AnyTask]):
     def scores(self, query: Query, standing: Standing = DEFAULT_STANDING) -> Iterator[np.ndarray]:
         """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
 
-        Each chunk is valid until the next is asked for. Tasks go on beside it.
+        Each chunk is valid until the next is requested. Other tasks continue meanwhile.
         """
         task = EngineTask(query, replace(standing, extras=query.extras))
         while query.adapter and not self._place(task):

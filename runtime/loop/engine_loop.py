@@ -1,4 +1,4 @@
-"""EngineLoop: schedule -> step -> sample -> update -> outputs, where requests, executor and speculator meet."""
+"""EngineLoop: schedule -> step -> sample -> update -> outputs. It connects requests, executor and speculator."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """All requests of one executor. Not thread-safe: one thread adds, steps and ends.
+    """Runs all requests of one executor. Not thread-safe: one thread makes all calls.
 
     `step` returns outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
-    loop. `speculator` guesses; None without speculation, or after it failed. `on_fault` gets every exception of a step
-    after which the loop goes on. tail: what an engine that embeds computes after pooling. `last_step_tokens`: how many
-    tokens ran in the last call of `step`; 0 for none.
+    loop. speculator: drafts tokens; None without speculation, or after it failed. on_fault: called with every exception
+    of a step after which the loop continues. tail: the layers that an embedding engine computes after pooling.
+    last_step_tokens: how many tokens ran in the last call of `step`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EngineLoop:
         self._pinned: PinnedPrefixes | None = None
         self.requests = RequestTable(Intake(manifest, tokenizer, tail, executor.inputs), self._make_scheduler)
         self._stepper = Stepper(executor)
-        self._flights: list[Flight] = []  # steps under way, the oldest first
+        self._flights: list[Flight] = []  # steps in flight, the oldest first
 
     def _make_scheduler(self) -> Scheduler:
         executor = self.executor
@@ -80,8 +80,8 @@ class EngineLoop:
         return scheduler
 
     def keep(self, prefixes: PinnedPrefixes) -> None:
-        """Keep prefixes in the cache from now on; those that are missing are computed before this returns. Requires
-        that nothing is queued."""
+        """Keep prefixes in the cache from now on; missing ones are computed before this returns. Requires that nothing
+        is queued."""
         self._pinned = prefixes
         prefixes.install(self.scheduler.kv)
         self.requests.shared_length = prefixes.common
@@ -96,7 +96,7 @@ class EngineLoop:
         self.scheduler.kv.record(self._kv_events)
 
     def take_kv_events(self) -> Sequence[KVEvent]:
-        """The changes of the prefix caches since the last call; none if they are not watched."""
+        """The changes of the prefix caches since the last call; empty if they are not watched."""
         return () if self._kv_events is None else self._kv_events.take()
 
     @property
@@ -105,7 +105,7 @@ class EngineLoop:
         return self.requests.scheduler
 
     def reset(self) -> None:
-        """Begin with an empty KV cache. Requires that nothing is scheduled."""
+        """Start again with an empty KV cache. Requires that nothing is scheduled."""
         self.requests.reset()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -119,24 +119,24 @@ class EngineLoop:
     ) -> list[Generation]:
         """Queue a prompt; one Generation for each of its `params.n` completions, which share the prompt's KV.
 
-        constrain: gives each completion its grammar. RequestError if the prompt or a parameter is invalid,
-        CapacityError if it can never fit; then nothing is queued.
+        constrain: makes the grammar constraint of each completion; None: no grammar. RequestError if the prompt or a
+        parameter is invalid, CapacityError if it can never fit; then nothing is queued.
         """
         return self.requests.add(prompt, params, standing, constrain)
 
     def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> ScoreRequest:
-        """Queue a sequence of which the logits of every position are wanted; `take` gives them."""
+        """Queue a sequence to get the logits of every position; see `ScoreRequest.take`."""
         return self.requests.add_score(token_ids, standing)
 
     def add_embedding(
         self, token_ids: Sequence[int], skipped: int, standing: Standing = DEFAULT_STANDING
     ) -> PooledRequest:
-        """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states.
-        skipped: so many of its first tokens are not pooled."""
+        """Queue a sequence to get one vector; call `advance` of the result after each step to take in hidden states.
+        skipped: how many of its first tokens are not pooled."""
         return self.requests.add_embedding(token_ids, standing, skipped)
 
     def end(self, request: Request, reason: str = "abort") -> list[Output]:
-        """End a request now: its last outputs. Nothing happens if it has ended."""
+        """End a request now; returns its last outputs, none if it has ended already."""
         if isinstance(request, Generation) and request.request_id in self.requests.live:
             self._ask(lambda speculator: speculator.forget(request.request_id), None)
         return self.requests.end(request, reason)
@@ -148,12 +148,12 @@ class EngineLoop:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Finish one step; outputs of the requests that got a token or ended. Nothing if there is no work.
+        """Finish one step; returns the outputs of requests that got a token or ended. Does nothing if there is no work.
 
         A device that samples gets the next step before the host reads this one's tokens, unless it depends on them; a
-        device whose parts work one after the other gets steps of other requests meanwhile. If a step fails, its
-        requests start again in an empty cache, in groups (see `Trial`), and a request that fails alone ends with
-        "error". If the device has failed for good, all requests end, and the exception is raised.
+        pipelined device gets steps of other requests meanwhile. If a step fails, its requests start again in an empty
+        cache, in groups (see `Trial`), and a request that fails alone ends with "error". If the device has failed
+        permanently, all requests end and the exception is raised.
         """
         start, self.last_step_tokens = time.perf_counter(), 0
         if self.requests.trial.group_done:
@@ -168,7 +168,7 @@ class EngineLoop:
         if result is None:
             return []
         now = time.perf_counter()
-        # the step that runs ahead has overwritten what draft heads would read
+        # a step that was started early has overwritten the rows that draft heads would read
         rows = None if self._flights else result.rows
         self._ask(lambda speculator: self._tell(speculator, result), None)
         self._ask(lambda speculator: speculator.learn(result.batch, result.outcomes, rows, now - start), None)
@@ -176,8 +176,8 @@ class EngineLoop:
         return outputs if broken is None else outputs + self._recover(broken, result.batch)
 
     def _run(self) -> StepResult | None:
-        """Finish the oldest step under way, having started those that need not wait for it; None if there is nothing to
-        run."""
+        """Start the steps that need not wait for the oldest step in flight, then finish that one; None if there is
+        nothing to run."""
         if not self._flights:
             batch = self.requests.schedule(self._drafts(), self._most_flights)
             if not batch.sequences:
@@ -194,12 +194,12 @@ class EngineLoop:
 
     @property
     def _most_flights(self) -> int:
-        """How many steps of different requests may be under way: one where a step is guessed from the one before, or
-        its requests are suspected."""
+        """How many steps of different requests may be in flight: one if drafts depend on the previous step, or if
+        requests are on trial."""
         return 1 if self.speculator is not None or self.requests.trial.running else self._stepper.flights
 
     def _following(self, flight: Flight) -> ScheduledBatch | None:
-        """The step to start while `flight` and perhaps others are under way; None to wait for that one first."""
+        """The step to start while `flight`, and perhaps others, are in flight; None: wait for `flight` first."""
         if self._stepper.flights > 1:
             return self.requests.schedule_beside(self._most_flights)
         if len(self._flights) > 1 or not flight.on_device or not self._may_run_ahead(flight):
@@ -214,7 +214,7 @@ class EngineLoop:
         return self._stepper.start(batch, self.requests.live, speculator.typical, wanted)
 
     def _deliver(self, result: StepResult, now: float) -> tuple[list[Output], Exception | None]:
-        """What a step gave to its requests, of which some end by it, and what the scheduler failed of, if it did."""
+        """Deliver a step's results: the outputs of its requests, and the scheduler's error; None if there is none."""
         reasons, broken = self.requests.update(result.outcomes)
         outputs: list[Output] = []
         for outcome in result.outcomes:
@@ -230,10 +230,10 @@ class EngineLoop:
             outputs += request.deliver() if reason is None else self.end(request, reason)
         return outputs, broken
 
-    # -- guesses -----------------------------------------------------------------------------------------------------
+    # -- speculation -------------------------------------------------------------------------------------------------
 
     def _drafts(self) -> dict[int, Draft]:
-        """Guesses for the requests that decode, unless they are on trial."""
+        """Drafts for the decoding requests, by request id; none while requests are on trial."""
         if self.speculator is None or self.requests.trial.running:
             return {}
         decoding = [self.requests.generation(request_id) for request_id in self.scheduler.decoding]
@@ -246,7 +246,7 @@ class EngineLoop:
         return self._ask(sound, {})
 
     def _tell(self, speculator: Speculator, result: StepResult) -> None:
-        """Tell of a step that has run, with those of its requests that sample."""
+        """Tell the drafter about a step that has run, with those of its requests that sample."""
         if speculator.drafter.follows:
             ids = {sequence.request_id for sequence in result.batch.sequences}
             found = {i: generation for i in ids if (generation := self.requests.generation(i)) is not None}
@@ -255,15 +255,15 @@ class EngineLoop:
             speculator.drafter.take_choices(result.batch, result.choices)
 
     def _may_run_ahead(self, flight: Flight) -> bool:
-        """Guesses for the next step need this one's tokens; without them, it can be started already."""
+        """Whether the next step can be started already: drafts for it would need this step's tokens."""
         if self.requests.trial.running or (self.speculator is not None and self.speculator.drafter.follows):
             return False
         decoding = [s.request_id for s in flight.batch.sequences if s.num_logits]
         return not decoding or self._ask(lambda speculator: speculator.idle(decoding), True)
 
     def _ask(self, question: Callable[[Speculator], T], otherwise: T) -> T:
-        """What the speculator says. One that fails is not asked again: it changes no token, so that nobody needs to
-        end by it."""
+        """Ask the speculator; `otherwise` if there is none. If it fails it is dropped: it changes no token, so no
+        request has to end."""
         if self.speculator is None:
             return otherwise
         try:
@@ -277,14 +277,15 @@ class EngineLoop:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def _recover(self, error: Exception, stepped: ScheduledBatch | None = None) -> list[Output]:
-        """After a step that failed, what the cache holds is unknown: all begin anew, those of the step on trial."""
+        """Restart all requests after a failed step, because the cache's content is unknown; those of the step go on
+        trial."""
         self.on_fault(error)
         batches = [stepped] if stepped is not None else self.scheduler.under_way
         ids = {sequence.request_id for batch in batches for sequence in batch.sequences} or self.scheduler.request_ids
         self._begin_anew()
         outputs: list[Output] = []
         for request in list(self.requests.live.values()):
-            if request.has_all_tokens:  # the last has just come
+            if request.has_all_tokens:  # its last token has just arrived
                 outputs += self.end(request, "length")
         culprit = self.requests.suspect(ids)
         if culprit is not None:
@@ -297,13 +298,13 @@ class EngineLoop:
         return outputs
 
     def _begin_anew(self) -> None:
-        """Forget every step and everything that is computed; nothing is scheduled then."""
+        """Drop all steps in flight and all computed KV; nothing is scheduled then."""
         self._stepper.drop()
         self._flights.clear()
         self.requests.begin_anew()
 
     def _fail_all(self) -> None:
-        """End every request: the device is of no use any more, or nobody waits."""
+        """End every request: the device has failed, or the loop was interrupted."""
         self._begin_anew()
         self.requests.acquit()
         for request in list(self.requests.live.values()):

@@ -1,4 +1,4 @@
-"""EngineThread: an engine loop in a thread of its own, asked from any other."""
+"""EngineThread: an engine loop in its own thread, which other threads use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .engine_loop import EngineLoop
 
 
 class Opened(Protocol):
-    """A loaded model: its loop, its room for adapters if it has any, and how to let go of it."""
+    """A loaded model: its loop, its adapters, and `close`."""
 
     @property
     def loop(self) -> EngineLoop:
@@ -27,7 +27,7 @@ class Opened(Protocol):
 
     @property
     def adapters(self) -> ResidentAdapters | None:
-        """The model's room for adapters; None for none."""
+        """The model's adapters; None if it has no room for adapters."""
         ...
 
     def close(self) -> None:
@@ -40,16 +40,15 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=Opened)
 
-# what is told about a question: a piece of a streamed completion; then all its completions or its vector, or why there
-# are none
+# news about a question: parts of a streamed completion; last, all completions, the vector, or the error
 News = Increment | list[Completion] | np.ndarray | BaseException
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Question(EngineTask):
-    """A task for the engine. `tell` is called in the engine's thread; its last call has no Increment.
+    """A task for the engine. `tell` is called in the engine's thread; the last call does not pass an Increment.
 
-    streamed: pieces are told as they come; of one completion only.
+    streamed: whether increments are reported as they are generated; for one completion only.
     """
 
     tell: Callable[[News], object]
@@ -62,31 +61,31 @@ class _Cancel:
 
 
 class _Close:
-    """Nothing is asked after this."""
+    """The last message to the thread."""
 
 
 class EngineThread(Generic[Model]):
-    """Opens a model, runs the steps of its loop while anything is asked, and closes it, all in one thread: a GPU's
-    context belongs to one. Questions that come while a step runs join the next: all are batched together."""
+    """Opens a model, runs the steps of its loop while there is work, and closes it, all in one thread, because a GPU's
+    context belongs to one thread. Questions that arrive during a step join the next one, so that all are batched."""
 
     def __init__(self, open_model: Callable[[], Model], opened: Callable[[Model | BaseException], object]) -> None:
-        """opened: is called in the thread with the model, or with why it could not be opened."""
+        """opened: called in the thread with the model, or with the error if it could not be opened."""
         self._messages: queue.SimpleQueue[Question | _Cancel | _Close] = queue.SimpleQueue()
         self._open_model, self._opened = open_model, opened
-        self._end: BaseException | None = None  # why nothing can be asked any more
+        self._end: BaseException | None = None  # the error for later questions
         self._thread = threading.Thread(target=self._run, name="icc-engine", daemon=True)
         self._thread.start()
 
     def ask(self, question: Question) -> None:
-        """Queue a question; `tell` of it hears of all that comes of it. From any thread."""
+        """Queue a question; its `tell` gets all news about it. Any thread may call this."""
         self._messages.put(question)
 
     def cancel(self, question: Question) -> None:
-        """Nobody waits for the answer any more: its requests end, and nothing more is told."""
+        """Cancel a question: its requests end, and `tell` is not called any more."""
         self._messages.put(_Cancel(question))
 
     def close(self, wait: bool = True) -> None:
-        """End everything and let go of the model; returns when that is done, or at once."""
+        """End all requests and close the model. wait: return only when that is done."""
         self._messages.put(_Close())
         if wait:
             self._thread.join()
@@ -110,7 +109,7 @@ class EngineThread(Generic[Model]):
             model.close()
 
     def _turn(self, driver: LoopDriver[Question]) -> bool:
-        """All messages that are here, of an idle engine at least one; then a step. False at the end."""
+        """Handle all queued messages (an idle engine waits for one), then run a step. False if the thread must end."""
         while not driver.has_work() or not self._messages.empty():
             message = self._messages.get()
             if isinstance(message, _Close):
@@ -121,7 +120,7 @@ class EngineThread(Generic[Model]):
                 self._take_up(message, driver)
         try:
             driver.step()
-        except Exception as error:  # the device has failed for good
+        except Exception as error:  # the device has failed permanently
             self._end = error
         return True
 
@@ -144,7 +143,7 @@ class EngineThread(Generic[Model]):
 
 
 class _Teller(TaskListener[Question]):
-    """Tells those who have asked."""
+    """Passes results on to the `tell` of each question."""
 
     def outputs(self, task: Question) -> None:
         ended = False
@@ -158,7 +157,7 @@ class _Teller(TaskListener[Question]):
             return
         try:
             task.tell([generation.completion() for generation in task.generations])
-        except Exception as error:  # the fault that ended it
+        except Exception as error:  # the error that ended it
             task.tell(error)
 
     def read(self, task: Question) -> None:

@@ -1,4 +1,4 @@
-"""FakeExecutor: a model of two lines, for tests of everything above the executor."""
+"""FakeExecutor: a trivial model for tests of everything above the executor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..requests.sampler import draw
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:
-    """The next token is the last one plus one."""
+    """A rule for the next token: the last token plus one."""
     return (context[-1] + 1) % vocab_size
 
 
 def context_hash(context: Sequence[int], vocab_size: int) -> int:
-    """The next token depends on every token before it, so that one wrong KV entry shows."""
+    """A rule for the next token that depends on every token before it, so that a single wrong KV entry is noticed."""
     state = 0
     for token in context:
         state = (state * 31 + token + 7) % 1_000_003
@@ -34,9 +34,9 @@ def context_hash(context: Sequence[int], vocab_size: int) -> int:
 class FakeExecutor:
     """Keeps token ids where a model keeps keys and values, and reads every context back through the block tables.
 
-    The logits are 10 at `rule(context)` and 0 elsewhere. `nan_after` is a token id whose successor's logits are NaN.
-    more_groups: KV groups besides the one that keeps everything; what they keep must be the same ids. inputs: what
-    requests may give per token, which changes no logits.
+    The logits are 10 at `rule(context)` and 0 elsewhere. nan_after: a token id after which the logits are NaN; None:
+    none. more_groups: KV groups besides the one that keeps everything; they must keep the same ids. inputs: arrays that
+    requests may give per token; they do not change logits.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FakeExecutor:
 
     @property
     def kv_in_reach(self) -> bool:
-        """The cache is host memory, which nobody writes between steps."""
+        """True: the cache is host memory, which no other code writes between steps."""
         return True
 
     def kv_views(self, group: int, block: int) -> list[memoryview]:
@@ -74,7 +74,7 @@ class FakeExecutor:
         return [memoryview(self.caches[group][block]).cast("B")]
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
-        """Check the batch against the limits, write its tokens to the cache, and give the rule's logits, float32
+        """Check the batch against the limits, write its tokens to the cache, and return the rule's logits, float32
         `[batch.num_logit_rows, vocab]`."""
         assert 0 < batch.num_tokens <= self.max_step_tokens
         assert len(batch.sequences) <= self.max_batch_size and batch.num_logit_rows <= self.max_logit_rows
@@ -113,7 +113,7 @@ class FakeExecutor:
             blocks[block], host[slot] = host[slot], -1
 
     def _check_others(self, sequence: ScheduledSequence, context: list[int]) -> None:
-        """What the other groups keep of a sequence is what it has."""
+        """Check that the other groups keep the right ids of a sequence."""
         others = zip(self.groups[1:], self.caches[1:], sequence.block_tables[1:], strict=True)
         for group, blocks, table in others:
             for kept in (*group.policy.kept(sequence.start), range(sequence.start, sequence.end)):
@@ -128,12 +128,12 @@ class FakeExecutor:
         return row
 
     def close(self) -> None:
-        """Note that it was closed; tests look at `closed`."""
+        """Record that it was closed; tests check `closed`."""
         self.closed = True
 
 
 def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[int]:
-    """The tokens up to the one at `place` in the cache, as it sees them."""
+    """The tokens that the token at `place` in the cache sees, itself included."""
     if sequence.draft is None or place <= sequence.start:
         return cached[: place + 1]
     path: list[int] = []
@@ -145,10 +145,10 @@ def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[in
 
 
 class FakeDevice(FakeExecutor):
-    """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
+    """A FakeExecutor that samples itself, and accepts the next step before the last one was collected."""
 
     samples = True
-    kv_in_reach = False  # a step that runs ahead may be writing  # type: ignore[assignment]
+    kv_in_reach = False  # a step that was started early may be writing  # type: ignore[assignment]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -157,7 +157,7 @@ class FakeDevice(FakeExecutor):
         self.most_under_way = 0
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> int:
-        """Run the step at once, as a device would in the order of its stream."""
+        """Run the step at once, as a device does in stream order."""
         assert len(rows) == batch.num_logit_rows and len(self._under_way) < 2
         logits = self.step(batch._replace(sequences=tuple(map(self._known, batch.sequences))))
         tokens = np.array([_draw(row, how) for row, how in zip(logits, rows, strict=True)], dtype=np.int32)
@@ -176,11 +176,12 @@ class FakeDevice(FakeExecutor):
         return len(self.batches)
 
     def collect(self, ticket: int) -> Sampled:
-        """The oldest step."""
+        """The results of the oldest step."""
         return self._under_way.popleft()
 
     def _known(self, sequence: ScheduledSequence) -> ScheduledSequence:
-        """Pending tokens replaced by what the last step sampled; a request that ended meanwhile gets some token."""
+        """The sequence with pending tokens replaced by those that the last step sampled; an ended request gets an
+        arbitrary token."""
         if sequence.token_ids[0] >= 0:
             return sequence
         assert self._last is not None
@@ -188,8 +189,8 @@ class FakeDevice(FakeExecutor):
 
 
 class FakePipeline(FakeExecutor):
-    """A FakeExecutor of two stages, each with a cache of its own: the first runs a step when it is begun, the second
-    when somebody waits for it. events: (stage, number of the step), in the order in which they ran."""
+    """A FakeExecutor of two stages, each with its own cache: the first runs a step in `begin`, the second in `end`.
+    events: (stage, number of the step), in the order in which they ran."""
 
     def __init__(self, flights: int = 2, **options: Any) -> None:
         super().__init__(**options)
@@ -209,8 +210,7 @@ class FakePipeline(FakeExecutor):
         return number
 
     def end(self, ticket: int) -> tuple[list[int], np.ndarray | None]:
-        """The second stage runs the oldest step, see PipelinedExecutor. One that fails takes those behind it with
-        it."""
+        """The second stage runs the oldest step, see PipelinedExecutor. If a step fails, later ones fail, too."""
         if not self._under_way:
             raise OSError("a step before this one has failed")
         number, batch, greedy = self._under_way.popleft()

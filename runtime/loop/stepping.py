@@ -1,4 +1,4 @@
-"""Steps: a batch runs and its logits are sampled, on the device where that can be, else here."""
+"""Steps: runs a batch and samples its logits, on the device if possible, else here."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A step under way. ticket: the device's, None where nothing runs before `finish`. rows: how the device samples
-    each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly.
-    with_choices: whether the model's tokens behind all guesses are wanted."""
+    """A step in flight. ticket: the device's, None if nothing runs before `finish`. rows: how the device samples each
+    logit row, None for a row that the host samples. typical: how guesses are accepted; None: losslessly. with_choices:
+    whether the model's tokens after all guesses are wanted."""
 
     batch: ScheduledBatch
     rows: Sequence[SamplingRow | None] = ()
@@ -38,14 +38,14 @@ class Flight(msgspec.Struct, frozen=True):
 
     @property
     def on_device(self) -> bool:
-        """Whether the device knows all tokens of this step by itself, so that a next one can be started already."""
+        """Whether the device samples all tokens of this step, so that the next step can be started already."""
         return self.ticket is not None and None not in self.rows
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """A step that has run: what the scheduler must know of it, and the logit row behind the newest token of each
-    request that goes on. choices: of each request with a draft, where they are wanted, the token of each logit row, -1
-    where the logits are not numbers."""
+    """A step that has run. outcomes: the results for the scheduler. rows: by request id, the logit row of the newest
+    token of each request that continues. choices: if wanted, for each request with a draft, the token of each logit
+    row, -1 if the row's largest logit is not finite."""
 
     batch: ScheduledBatch
     outcomes: list[StepOutcome]
@@ -60,8 +60,8 @@ class Stepper:
         self._executor, self._vocab_size = executor, executor.vocab_size
         self._greedy, self._merging = greedy(executor), merging(executor)
         self._device, self._pipeline = sampling(executor), pipelined(executor)
-        self.flights = 1 if self._pipeline is None else self._pipeline.flights  # of different requests, at once
-        self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
+        self.flights = 1 if self._pipeline is None else self._pipeline.flights  # steps of different requests at once
+        self._tickets: list[Any] = []  # of steps that were started and not collected
 
     def start(
         self,
@@ -70,8 +70,8 @@ class Stepper:
         typical: TypicalAcceptance | None = None,
         with_choices: bool = False,
     ) -> Flight:
-        """Start a step of some of the requests that have not ended. typical: which guesses pass beside those that are
-        sampled; None: no others."""
+        """Start a step; requests: those that have not ended, by id. typical: which guesses are accepted besides sampled
+        ones; None: no others."""
         if self._pipeline is not None:
             self._tickets.append(self._pipeline.begin(batch, self._greedy is not None and _all_greedy(batch, requests)))
             return Flight(batch, (), self._tickets[-1], typical, with_choices)
@@ -82,7 +82,7 @@ class Stepper:
         return Flight(batch, rows, self._tickets[-1], typical, with_choices)
 
     def drop(self) -> None:
-        """Forget all steps under way, after a failure: the device must have none when it is given the next."""
+        """Drop all steps in flight after a failure, so that the device has none when the next one starts."""
         while self._tickets:
             ticket, *self._tickets = self._tickets
             with suppress(Exception):
@@ -92,7 +92,7 @@ class Stepper:
                     self._device.collect(ticket)
 
     def works(self) -> bool:
-        """Whether the device can run anything at all: one token, into a cache that holds nothing."""
+        """Whether the device can run at all: tries one token in an unused cache."""
         try:
             self._executor.step(
                 ScheduledBatch((ScheduledSequence(-1, (0,), 0, ((0,),) * len(self._executor.groups), 1),))
@@ -102,8 +102,8 @@ class Stepper:
         return True
 
     def finish(self, flight: Flight, requests: Mapping[int, Request]) -> StepResult:
-        """Wait for a step, and give every request that wanted logits, and has not ended since, what the step gave it:
-        logits `[rows, vocab]` to be scored, or its new tokens."""
+        """Wait for a step, and pass its results to every request that wanted logits and has not ended since: logits
+        `[rows, vocab]` to score, or new tokens."""
         tokens, sampled, logits = self._wait(flight, requests)
         outcomes: list[StepOutcome] = []
         rows, choices = dict[int, int](), dict[int, list[int]]()
@@ -111,7 +111,7 @@ class Stepper:
         for sequence in flight.batch.sequences:
             start, end = end, end + sequence.num_logits
             request = requests.get(sequence.request_id)
-            if start == end or request is None:  # in the middle of a prompt, or it ended while this step ran ahead
+            if start == end or request is None:  # within a prompt, or it ended after this step was started early
                 continue
             if isinstance(request, ScoreRequest):
                 assert logits is not None
@@ -142,7 +142,8 @@ class Stepper:
     def _wait(
         self, flight: Flight, requests: Mapping[int, Request]
     ) -> tuple[list[int], Sampled | None, np.ndarray | None]:
-        """The tokens that the device chose, and more of them, if it did, and the logits, if the host wants any."""
+        """The tokens that the device chose (empty: none), its other results (None: none), and the logits (None: the
+        host wants none), float32 [rows, vocab]."""
         if flight.ticket is None:
             if self._greedy is not None and _all_greedy(flight.batch, requests):
                 return self._greedy.step_greedy(flight.batch), None, None
@@ -162,7 +163,7 @@ class Stepper:
     def _device_walk(
         self, draft: Draft, generation: Generation, sampled: Sampled | None, tokens: list[int], start: int
     ) -> AcceptedTokens:
-        """The new tokens of a request whose guesses the device's tokens decide; its rows begin at `start`."""
+        """The new tokens of a request whose guesses are verified by the device's tokens; its rows begin at `start`."""
         return follow(
             draft, lambda row: self._device_sample(generation, sampled, tokens, start + row), generation.end_ids
         )
@@ -170,7 +171,8 @@ class Stepper:
     def _device_sample(
         self, generation: Generation, sampled: Sampled | None, tokens: list[int], row: int
     ) -> SampledToken | None:
-        """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all."""
+        """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all
+        rows."""
         generation.sampler.count_device_sample()
         token = tokens[row]
         if not 0 <= token < self._vocab_size:
@@ -191,14 +193,15 @@ def _host_walk(
 
 
 def _likeliest(logits: np.ndarray | None, start: int, end: int) -> list[int]:
-    """The tokens of the largest logits of some rows, -1 where they are not numbers."""
+    """The tokens of the largest logits of rows start .. end - 1 of `logits` [rows, vocab], -1 if the largest is not
+    finite."""
     assert logits is not None
     best = logits[start:end].argmax(axis=1)
     return [int(token) if isfinite(row[token]) else -1 for token, row in zip(best, logits[start:end], strict=True)]
 
 
 def _all_greedy(batch: ScheduledBatch, requests: Mapping[int, Request]) -> bool:
-    """Whether of every logit row only the largest logit is wanted."""
+    """Whether only the largest logit of every logit row is wanted."""
     for sequence in batch.sequences:
         request = requests.get(sequence.request_id)
         if sequence.num_logits and not (isinstance(request, Generation) and request.sampler.is_argmax):
@@ -207,7 +210,7 @@ def _all_greedy(batch: ScheduledBatch, requests: Mapping[int, Request]) -> bool:
 
 
 def _wanted(batch: ScheduledBatch, requests: Mapping[int, Request]) -> int:
-    """How many of the largest logits of every logit row are wanted; 0 where all of some row's are."""
+    """How many of the largest logits of every logit row are wanted; 0 if all logits of some row are wanted."""
     found = [0]
     for sequence in batch.sequences:
         request = requests.get(sequence.request_id)
@@ -229,13 +232,13 @@ def _rows(
     depths = [0, *sequence.draft.depths()] if sequence.draft else [0]
     if not isinstance(generation, Generation) or sequence.num_logits != len(depths):
         return [None] * sequence.num_logits
-    if typical is not None and generation.sampler.is_plain:  # the host looks at probabilities, at every step
+    if typical is not None and generation.sampler.is_plain:  # the host needs the probabilities of every step
         return [None] * sequence.num_logits
     return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 
 def _sample(generation: Generation, logits: np.ndarray) -> SampledToken | None:
-    """The host's sample of one row; None too if it fails or is no token, which must not end the other requests."""
+    """The host's sample of one row; None if sampling fails or gives no token, which must not end other requests."""
     try:
         sample = generation.sampler.sample(logits)
     except Exception as error:
@@ -245,7 +248,7 @@ def _sample(generation: Generation, logits: np.ndarray) -> SampledToken | None:
 
 
 def _logprob(sampled: Sampled, generation: Generation, row: int) -> TokenLogprob:
-    """What the device told of the token of a row."""
+    """The log-probabilities that the device reported for the token of a row."""
     top = generation.params.logprobs
     pairs = zip(sampled.top_ids[row, :top].tolist(), sampled.top_logprobs[row, :top].tolist(), strict=True)
     likeliest = tuple((index, value) for index, value in pairs if index >= 0)

@@ -17,23 +17,23 @@ class PromptsOfEngine:
 
     @classmethod
     def of(cls, engine: Engine) -> PromptsOfEngine | None:
-        """None where the engine has none."""
+        """The prompts of an engine; None if it has none."""
         if PROMPTS_FILE not in engine.manifest.files:
             return None
         return cls(engine, decode(engine.files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts))
 
     @property
     def manifest(self) -> Manifest:
-        """The engine's."""
+        """The engine's manifest."""
         return self._engine.manifest
 
     @property
     def prompts(self) -> list[CompiledPrompt]:
-        """All of them."""
+        """All compiled prompts."""
         return self._found.prompts
 
     def room(self) -> list[int]:
-        """How many blocks each KV group has for them."""
+        """How many blocks of each KV group all prompts take."""
         groups = self._engine.program.kv.groups
         return [
             sum(len(some) for one in self.prompts for some in kept_blocks(group.policy, group.block_size, one.length))
@@ -46,5 +46,5 @@ class PromptsOfEngine:
         return self._found.identity == identity.hex() and library is not None and library.title == self._found.isa
 
     def content(self, prompt: CompiledPrompt) -> memoryview:
-        """The bytes of a prompt's blocks, which has a file."""
+        """The bytes of the blocks of a prompt that has a file."""
         return memoryview(self._engine.files.read(prompt.file))

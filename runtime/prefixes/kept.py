@@ -1,4 +1,4 @@
-"""KeptPrompts: beginnings of prompts that requests ask to be kept for a while, in the cache and on disk."""
+"""KeptPrompts: prefixes of prompts that requests ask to keep for a while, in the cache and on disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ..kv.sequence import CachedSequence
 from .blocks import KVBlocks
 from .store import PromptStore, StoredPrompt
 
-_MOST = 4096  # beginnings at once
-_SHARE = 0.5  # of the blocks of a cache, that may be pinned
-_PATIENCE_S = 120.0  # that what is asked for may take until it is computed
-_COPIED = 4 << 20  # bytes from disk that are put into the cache between two steps
+_MOST = 4096  # kept prefixes at once
+_SHARE = 0.5  # share of a cache's blocks that may be pinned
+_PATIENCE_S = 120.0  # seconds that a requested prefix may take until it is computed
+_COPIED = 4 << 20  # bytes from disk that are copied to the cache between two steps
 
 
 @dataclass(eq=False)
 class _Kept:
-    """The first `length` tokens of a sequence, kept until `until`, which is `seconds` after they were used last.
-    pinned: in which cache they are; asked: when they were last, or used."""
+    """The first `length` tokens of a sequence, kept until `until`, which is `seconds` after their last use. pinned: the
+    cache in which they are pinned, None if they are not. asked: when they were last requested or used."""
 
     sequence: CachedSequence
     length: int
@@ -34,8 +34,8 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Arriving:
-    """A prompt that is being read, and then copied block by block; `waiting` are called when it is there, or is not to
-    be had."""
+    """A prompt that is read from disk and then copied block by block. waiting: called when it is in the cache, or when
+    this failed."""
 
     sequence: CachedSequence
     waiting: list[Callable[[], None]]
@@ -46,9 +46,9 @@ class _Arriving:
 
 
 class KeptPrompts:
-    """All of an engine process; its methods are called between steps. cache: the one at work, which is another after a
-    step that failed. longest: tokens of the longest sequence, for which room is left. blocks, store: None where the
-    cache is out of reach, or nothing is kept on disk. clock: seconds."""
+    """All kept prefixes of an engine process; its methods are called between steps. cache: gives the current cache,
+    which is replaced after a failed step. longest: tokens of the longest sequence, for which room must be left. blocks:
+    None if this process cannot access the cache. store: None if nothing is kept on disk. clock: gives seconds."""
 
     def __init__(
         self,
@@ -64,19 +64,20 @@ class KeptPrompts:
 
     @property
     def busy(self) -> bool:
-        """Whether something is on its way."""
+        """Whether a prompt is being read or copied from disk."""
         return bool(self._arriving)
 
     @property
     def num_kept(self) -> int:
-        """How many beginnings are pinned."""
+        """How many prefixes are pinned."""
         return sum(one.pinned is not None for one in self._kept.values())
 
     # -- what requests ask -------------------------------------------------------------------------------------------
 
     def keep(self, sequence: CachedSequence, length: int, seconds: float) -> None:
-        """Keep the first `length` tokens, as many as are whole blocks, once they are computed, until they were not used
-        for so long. The last token of a prompt is not kept, so that the same prompt finds what is."""
+        """Keep the first `length` tokens, rounded down to whole blocks, when they are computed, until they have not
+        been used for `seconds`. A prompt's last token is not kept, because the same prompt must compute at least one
+        token."""
         length = min(length, sequence.num_tokens - 1) // self._cache().multiple * self._cache().multiple
         if not length or (len(self._kept) >= _MOST and self._key(sequence, length) not in self._kept):
             return
@@ -85,7 +86,7 @@ class KeptPrompts:
         kept.until, kept.seconds, kept.asked = max(kept.until, now + seconds), max(kept.seconds, seconds), now
 
     def use(self, sequence: CachedSequence) -> None:
-        """A prompt comes: what it begins with is kept on."""
+        """A prompt arrived: extend the time of the kept prefixes that it begins with."""
         if not self._kept:
             return
         for key in self._keys(sequence):
@@ -96,8 +97,8 @@ class KeptPrompts:
                     self._store.touch(key)
 
     def fetch(self, sequence: CachedSequence, then: Callable[[], None]) -> bool:
-        """Have what is on disk of a prompt's beginning read, if it is more than the cache has; whether it is, and
-        `then` is called when the prompt is to go on."""
+        """Start to read a stored prefix of a prompt from disk, if it is longer than the cached one. True if so; `then`
+        is called when the prompt may continue."""
         if self._store is None:
             return False
         keys, cache = self._keys(sequence), self._cache()
@@ -115,7 +116,7 @@ class KeptPrompts:
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Pin what is computed by now, go on with what comes from disk, and give up what is over."""
+        """Pin prefixes that are computed by now, continue copying from disk, and drop expired prefixes."""
         if self._store is not None:
             self._store.finished()
         for key, arriving in list(self._arriving.items()):
@@ -126,7 +127,7 @@ class KeptPrompts:
             self._expire()
 
     def sweep(self) -> None:
-        """Have the files removed that are kept no longer."""
+        """Remove expired files."""
         if self._store is not None:
             self._store.sweep()
 
@@ -135,7 +136,7 @@ class KeptPrompts:
         for key, kept in self._kept.items():
             if kept.pinned is cache:
                 continue
-            kept.pinned = None  # in a cache that is gone
+            kept.pinned = None  # its cache no longer exists
             found = cache.found(kept.sequence, kept.length)
             if found is None or not self._has_room(cache, kept):
                 continue
@@ -145,7 +146,7 @@ class KeptPrompts:
                 self._save(key, kept, found)
 
     def _has_room(self, cache: KVCache, kept: _Kept) -> bool:
-        """Whether it may be pinned, with those given up that were used longest ago."""
+        """Whether a prefix may be pinned; the ones that expire soonest are unpinned if needed."""
 
         def fits() -> bool:
             lent = [group.pool.num_blocks for group in cache.groups]
@@ -163,7 +164,7 @@ class KeptPrompts:
         return fits()
 
     def _save(self, key: bytes, kept: _Kept, found: list[dict[int, int]]) -> None:
-        """Write it to disk; until that is done its blocks have a pin more, so that nobody changes them."""
+        """Write a prefix to disk; until that is done its blocks are pinned once more, so that they do not change."""
         assert self._store is not None and self._blocks is not None
         cache, kept.stored = self._cache(), True
         cache.pin(kept.sequence, kept.length)
@@ -191,7 +192,7 @@ class KeptPrompts:
     # -- what comes from disk ----------------------------------------------------------------------------------------
 
     def _read(self, key: bytes, arriving: _Arriving, found: StoredPrompt | None, content: memoryview) -> None:
-        """It is read: get blocks for it."""
+        """Reserve blocks for a prompt that was read from disk."""
         cache, blocks = self._cache(), self._blocks
         assert blocks is not None
         reserved = None
@@ -212,7 +213,7 @@ class KeptPrompts:
                 at += blocks.sizes[group]
 
     def _copy(self, arriving: _Arriving) -> bool:
-        """Copy some of it; whether all is there, or it is not wanted any more."""
+        """Copy a part of a prompt to the cache; True if all of it is copied, or if its cache no longer exists."""
         assert self._blocks is not None
         if arriving.kv is not self._cache():
             return True
@@ -240,7 +241,7 @@ class KeptPrompts:
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def _keys(self, sequence: CachedSequence) -> Sequence[bytes]:
-        """Keys of the whole blocks that a sequence begins with; one token is always left to be computed."""
+        """The keys of the whole blocks at the beginning of a sequence; at least one token is left to compute."""
         size = self._cache().multiple
         return [sequence.key(n, size).digest for n in range((sequence.num_tokens - 1) // size)]
 

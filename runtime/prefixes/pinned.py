@@ -1,4 +1,4 @@
-"""PinnedPrefixes: beginnings of prompts that the prefix cache of an engine always finds, for whoever asks."""
+"""PinnedPrefixes: prefixes of prompts that stay in an engine's prefix cache for all requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ log = logging.getLogger("icc.engine")
 
 @dataclass(frozen=True)
 class PinnedPrefix:
-    """The first `length` of these tokens. content: gives the bytes of its blocks, which have these numbers in each
-    group; None where they have to be computed. source: what it is called."""
+    """The first `length` of `tokens`. content: gives the bytes of its blocks; None if they must be computed. numbers:
+    the indices of these blocks in each group. source: its name in messages."""
 
     source: str
     tokens: tuple[int, ...]
@@ -29,12 +29,13 @@ class PinnedPrefix:
     content: Callable[[], memoryview] | None = None
 
     def sequence(self) -> CachedSequence:
-        """As the prefix cache knows it: as nobody's."""
+        """A sequence of these tokens without salts, to look them up in the prefix cache."""
         return CachedSequence(tokens=list(self.tokens[: self.length]))
 
 
 class PinnedPrefixes:
-    """What an engine was compiled with. longest: tokens of the longest sequence, for which room is left."""
+    """The prefixes that an engine was compiled with. longest: tokens of the longest sequence, for which room must be
+    left."""
 
     def __init__(self, prefixes: Sequence[PinnedPrefix], blocks: KVBlocks | None, longest: int) -> None:
         self._prefixes, self._blocks, self._longest = list(prefixes), blocks, longest
@@ -42,7 +43,7 @@ class PinnedPrefixes:
 
     @classmethod
     def of(cls, compiled: PromptsOfEngine, executor: Executor) -> PinnedPrefixes:
-        """The prefixes of an engine that `executor` runs: with their blocks, where it is what has computed them."""
+        """The prefixes of an engine; with their stored blocks if those fit the cache of `executor`."""
         manifest, reach = compiled.manifest, in_reach(executor)
         blocks = None if reach is None else KVBlocks(digest_of(manifest), reach)
         usable = blocks is not None and compiled.fits(blocks.identity)
@@ -59,13 +60,13 @@ class PinnedPrefixes:
         return cls(found, blocks, manifest.limits.max_seq_len)
 
     def install(self, kv: KVCache) -> None:
-        """Pin all in an empty cache, and write what is known of them. What there is no room for is left out, with a
-        warning."""
+        """Pin all prefixes in an empty cache, and write their stored blocks to it. A prefix without room is left out,
+        with a warning."""
         self._multiple = kv.multiple
         for prefix in list(self._prefixes):
             sequence = prefix.sequence()
             if not kv.pinnable(sequence, prefix.length, Demand(self._longest)):
-                log.warning("the KV cache has no room for compiled prompt %s: it is computed when asked", prefix.source)
+                log.warning("the KV cache has no room for compiled prompt %s: requests compute it", prefix.source)
                 self._prefixes.remove(prefix)
                 continue
             kv.pin(sequence, prefix.length)
@@ -73,11 +74,12 @@ class PinnedPrefixes:
                 self._blocks.adopt(kv, sequence, prefix.length, prefix.numbers, prefix.content())
 
     def missing(self, kv: KVCache) -> list[tuple[int, ...]]:
-        """The token ids of those that are not in the cache and have to be computed."""
+        """The token ids of the prefixes that are not in the cache and must be computed."""
         return [one.tokens[: one.length] for one in self._prefixes if kv.found(one.sequence(), one.length) is None]
 
     def common(self, tokens: Sequence[int]) -> int:
-        """With how many tokens of one of these a prompt begins: whole blocks of every group."""
+        """The length in tokens of the longest beginning that a prompt shares with a prefix, in whole blocks of every
+        group."""
         return max((self._common(prefix, tokens) for prefix in self._prefixes), default=0)
 
     def _common(self, prefix: PinnedPrefix, tokens: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
-"""PromptStore: the KV of prompts in files of a directory, which a later process of the same engine finds.
+"""PromptStore: keeps the KV of prompts in files of a directory, for later processes of the same engine.
 
 A file is the size of its header (8 bytes, little-endian), the header (StoredPrompt, JSON), and the bytes of its blocks.
-Its name is the key of its last block, which tokens and salt decide, and what computed it. Files are written and read by
-a thread of the store: whoever runs steps waits for neither.
+Its name is a hash of the identity and of the key of its last block, which depends on tokens and salt. A thread of the
+store writes and reads the files, so that steps do not wait for them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PIECE = 4 << 20  # bytes
 
 
 class StoredPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file holds: the blocks of so many first tokens of a prompt, which have these numbers in each KV group, and
-    a digest of their bytes. seconds: how long it is kept after it was used last. identity, key: hex, see the module."""
+    """The header of a file: it holds the blocks of the first `length` tokens of a prompt. numbers: the indices of these
+    blocks in each KV group. digest: of their bytes. seconds: how long the file is kept after its last use. identity,
+    key: hex, see the module's docstring."""
 
     icc_prompt: int
     identity: str
@@ -50,8 +51,8 @@ class _StoredFile:
 
 
 class PromptStore:
-    """Files of one engine in a directory, which other engines may share. identity: see KVBlocks. most_bytes: of all
-    files there; those that were used longest ago go first. OSError if the directory cannot be made."""
+    """The files of one engine in a directory, which other engines may share. identity: see KVBlocks. most_bytes: limit
+    for all files there; the least recently used are removed first. OSError if the directory cannot be made."""
 
     def __init__(self, folder: Path, identity: bytes, most_bytes: int) -> None:
         self._folder, self._identity, self._most = folder, identity.hex(), most_bytes
@@ -64,8 +65,8 @@ class PromptStore:
         threading.Thread(target=self._work, name="prompt store", daemon=True).start()
 
     def find(self, keys: Sequence[bytes]) -> int | None:
-        """The index of the last of these keys, of blocks that follow each other, under which a prompt is stored; None
-        if none is."""
+        """The index of the last key under which a prompt is stored; None if there is none. keys: of consecutive
+        blocks."""
         with self._lock:
             return next((n for n in range(len(keys) - 1, -1, -1) if self._name(keys[n]) in self._entries), None)
 
@@ -73,8 +74,8 @@ class PromptStore:
         self, key: bytes, length: int, numbers: list[list[int]], views: Sequence[memoryview], seconds: float,
         still_good: Callable[[], bool], done: Callable[[], None],
     ) -> None:  # fmt: skip
-        """Write blocks, which nobody changes before `done` is called from `finished`: they are kept if `still_good`
-        says so then."""
+        """Write blocks to a file. They must not change before `done` is called (by `finished`); the file is kept if
+        `still_good` is True then."""
         header = StoredPrompt(1, self._identity, key.hex(), length, numbers, sum(map(len, views)), "", seconds)
 
         def work() -> None:
@@ -103,7 +104,7 @@ class PromptStore:
         self._asked.put(work)
 
     def read(self, key: bytes, done: Callable[[StoredPrompt | None, memoryview], None]) -> None:
-        """Read a prompt; `done` is called from `finished`, with None for one that is damaged or gone."""
+        """Read a prompt; `done` is called by `finished`, with None if the file is damaged or gone."""
         name = self._name(key)
 
         def work() -> None:
@@ -114,14 +115,14 @@ class PromptStore:
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 log.warning("%s is damaged, and removed: %s", self._folder / name, error)
                 self._forget(name)
-            with contextlib.suppress(OSError):  # what cannot be written can still be read
+            with contextlib.suppress(OSError):  # a read-only directory can still be read
                 os.utime(self._folder / name)
             self._ended.put(lambda: done(found, content))
 
         self._asked.put(work)
 
     def touch(self, key: bytes) -> None:
-        """A prompt was used."""
+        """Record that a prompt was used."""
         name = self._name(key)
 
         def work() -> None:
@@ -134,7 +135,7 @@ class PromptStore:
         self._asked.put(work)
 
     def finished(self) -> bool:
-        """Make the calls that are due; whether there were any."""
+        """Call the `done` functions that are due; True if there were any."""
         found = False
         while not self._ended.empty():
             self._ended.get()()
@@ -142,23 +143,23 @@ class PromptStore:
         return found
 
     def sweep(self) -> None:
-        """Remove what is kept no longer; soon."""
+        """Remove expired files, in the store's thread."""
         self._asked.put(self._make_room)
 
-    # -- the thread's ------------------------------------------------------------------------------------------------
+    # -- in the store's thread ---------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
             try:
                 self._asked.get()()
             except Exception as error:
-                log.warning("the prompt store has failed at one prompt: %s", error)
+                log.warning("the prompt store failed for one prompt: %s", error)
 
     def _name(self, key: bytes) -> str:
         return blake2b(key + bytes.fromhex(self._identity), digest_size=24).hexdigest() + SUFFIX
 
     def _scan(self) -> None:
-        """Take in what another process has left; remove what was not finished, or is no file of this kind."""
+        """Register the files of earlier processes; remove incomplete and foreign ones."""
         for path, facts in self._files(_PARTIAL):
             if time.time() - facts.st_mtime > 600:
                 _remove(path)
@@ -178,7 +179,7 @@ class PromptStore:
         self._make_room()
 
     def _files(self, suffix: str) -> Iterator[tuple[Path, os.stat_result]]:
-        """The plain files of that kind; links, directories and pipes are somebody else's."""
+        """The plain files with this suffix; links, directories and pipes are left alone."""
         for path in self._folder.glob(f"*{suffix}"):
             with contextlib.suppress(OSError):
                 facts = path.lstat()
@@ -207,7 +208,7 @@ class PromptStore:
 
 
 def _remove(path: Path) -> None:
-    """A file that may be gone, or in a directory that cannot be written any more."""
+    """Remove a file, which may be gone or in a read-only directory."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -215,7 +216,8 @@ def _remove(path: Path) -> None:
 
 
 def _write(path: Path, header: StoredPrompt, views: Sequence[memoryview]) -> StoredPrompt:
-    """A file whose header comes last, with the digest of what was written. OSError, and there is none, if it fails."""
+    """Write a file, its header last, with the digest of the written bytes. OSError if it fails; no file is left
+    then."""
     whole = msgspec.structs.replace(header, digest="0" * 64)
     size = len(msgspec.json.encode(whole))
     digest = blake2b(digest_size=32)
@@ -224,7 +226,7 @@ def _write(path: Path, header: StoredPrompt, views: Sequence[memoryview]) -> Sto
         with open(os.open(path, flags, 0o600), "wb") as file:
             file.seek(8 + size)
             for view in views:
-                copy = bytes(view)  # what is hashed is what is written
+                copy = bytes(view)  # hash exactly the bytes that are written
                 digest.update(copy)
                 file.write(copy)
             whole = msgspec.structs.replace(header, digest=digest.hexdigest())

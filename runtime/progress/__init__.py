@@ -1,1 +1,1 @@
-"""How far work is: an estimate that does not jump, and the displays that show it."""
+"""Progress of work: an estimate that changes smoothly, and the displays that show it."""

@@ -1,4 +1,4 @@
-"""Bars: progress on a terminal, by rich."""
+"""Bars: progress bars on a terminal, drawn with rich."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .estimate import TimeEstimate
 
 
 class Bars(Display):
-    """One bar, with what has passed and what is left in words; it goes when its stage ends."""
+    """One bar with the elapsed and the remaining time; it disappears when its stage ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream, highlight=False)
@@ -27,7 +27,7 @@ class Bars(Display):
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False),
             console=self._console,
             transient=True,
-            refresh_per_second=2,  # often enough for figures in seconds, and little beside what is measured
+            refresh_per_second=2,  # per second: enough for figures in seconds, and cheap compared with the work
         )
         self._task: TaskID | None = None
 
@@ -56,7 +56,7 @@ class Bars(Display):
         self._progress.stop()
 
     def status(self) -> str:
-        """What has passed and what is left, now."""
+        """The elapsed and the remaining time, as text."""
         now = time.monotonic()
         return status(self._estimate, self._estimate.left(now), now)
 

@@ -1,4 +1,4 @@
-"""Display: what a command is doing, for whoever waits for it."""
+"""Display: shows what a command is doing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME_CHARS = 60
 
 
 class Display:
-    """One stage of work after the other. A context manager; this one shows nothing.
+    """Shows one stage of work after the other. A context manager; this base class shows nothing.
 
     `update` may be called from any thread, as often as wanted.
     """
@@ -26,23 +26,23 @@ class Display:
         self.close()
 
     def enter(self, stage: str) -> None:
-        """A stage begins."""
+        """Begin a stage."""
 
     def update(self, text: str, done: float, total: float) -> None:
-        """`done` of `total`, counted by what it costs, is done of the stage; what is worked on is `text`."""
+        """Report that `done` of `total` of the stage is done, in units of cost; text: the current item."""
 
     def leave(self, stage: str) -> None:
-        """A stage has ended."""
+        """End a stage."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
 
     def close(self) -> None:
-        """Nothing is shown any more."""
+        """Stop showing anything."""
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Callable[[str, float, float], None]]:
-        """A stage as a block, which gets `update`."""
+        """A stage as a context, which gives `update`."""
         self.enter(name)
         try:
             yield self.update
@@ -51,7 +51,8 @@ class Display:
 
 
 def status(estimate: TimeEstimate, left: float | None, now: float) -> str:
-    """`42 %, 1:05 elapsed, about 1:30 left`, as far as it is known. left, now: seconds; None: not known."""
+    """A text such as `42 %, 1:05 elapsed, about 1:30 left`, without unknown parts. left, now: seconds; None: not
+    known."""
     parts = [] if estimate.share is None else [f"{100 * estimate.share:.0f} %"]
     parts.append(f"{clock(now - estimate.start)} elapsed")
     if left is not None:
@@ -60,7 +61,7 @@ def status(estimate: TimeEstimate, left: float | None, now: float) -> str:
 
 
 def shortened(text: str, most: int = _NAME_CHARS) -> str:
-    """A name without its middle if it is long: both its ends tell it from others."""
+    """A name, with its middle cut out if it is longer than `most` characters: both ends distinguish it from others."""
     if len(text) <= most:
         return text
     head = (most - 1) // 2

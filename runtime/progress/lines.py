@@ -1,4 +1,4 @@
-"""Lines: progress where there is no terminal, a line every ten seconds."""
+"""Lines: progress without a terminal, one line every ten seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_S = 10.0
 
 
 class LineDisplay(Display):
-    """A line every ten seconds, for logs and pipes. clock: for tests."""
+    """Prints a line every ten seconds, for logs and pipes. clock: gives seconds; tests replace it."""
 
     def __init__(self, stream: TextIO, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._every_s, self._clock = stream, every_s, clock
@@ -47,7 +47,7 @@ class LineDisplay(Display):
             print(text, file=self._stream, flush=True)
 
     def tick(self) -> None:
-        """Write the line of now, if there is anything to say."""
+        """Write the current line, if there is anything to report."""
         with self._lock:
             now = self._clock()
             left = self._estimate.left(now)
@@ -63,7 +63,7 @@ class LineDisplay(Display):
 
     @property
     def running(self) -> bool:
-        """Whether lines come by themselves."""
+        """Whether lines are written automatically."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -73,6 +73,6 @@ class LineDisplay(Display):
                 return
             if number % steps == 0:
                 self.tick()
-            else:  # an estimate moves as time goes
+            else:  # updates the estimate, which depends on the time
                 with self._lock:
                     self._estimate.left(self._clock())

@@ -1,4 +1,4 @@
-"""What the readers of Python get of an answer: its words, its thoughts, and its calls of tools."""
+"""An answer as Python callers get it: text, thoughts and tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MakeReader = Callable[[], AnswerReader]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is new of an answer. calls: those that are whole now. reason: why the answer has ended, if it has."""
+    """The new parts of an answer. calls: tool calls that are now complete. reason: why the answer has ended; None if it
+    has not."""
 
     text: str
     reasoning: str
@@ -22,15 +23,15 @@ class Told:
 
 
 class Answer:
-    """One answer, read in pieces as it comes."""
+    """Reads one answer chunk by chunk."""
 
     def __init__(self, make: MakeReader) -> None:
         self._reader = make()
-        self._open: ToolCall | None = None  # a call whose arguments are coming
+        self._open: ToolCall | None = None  # a call whose arguments are incomplete
 
     def push(self, piece: str, reason: str | None) -> Told:
-        """What one more piece tells, and why the answer ends with it, None if it goes on: the calls that are wanted end
-        it."""
+        """The new parts after one more chunk of text. reason: why the answer ends with this chunk; None if it
+        continues. The answer also ends when it has all the calls that are wanted."""
         parts = self._reader.push(piece)
         full = self._reader.full
         if reason is not None:

@@ -1,4 +1,4 @@
-"""Readers of calls of tools, one for each shape of them."""
+"""Readers of tool calls, one per shape of calls."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .parts import Parts
 from .tape import Reading, Tape, copy_value, read_string
 from .values import copy_loose, copy_python, quoted, typed, types_of
 
-Schemas = Mapping[str, Any]  # of the parameters, by the names of the tools
+Schemas = Mapping[str, Any]  # JSON schemas of the parameters, by the names of the tools
 _NAME = re.compile(r"[\w.-]*")
-_SKIPPED = 200  # most characters between a name and its arguments
+_SKIPPED = 200  # the most characters between a name and its arguments
 
 
 def read_calls(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) -> Reading[None]:
-    """Read words and calls up to the end. What only looks like a call is words."""
+    """Read text and calls up to the end. Text that only looks like a call is text."""
     openers = {"object": ("{", "["), "python": ("[",)}.get(form.shape, ())
-    bare = True  # nothing was said yet, or a call has just ended: one may begin without a mark
+    bare = True  # at the start, or right after a call, a call may begin without a mark
     while not parts.full:
         tape.keep()
         if bare:
@@ -46,7 +46,7 @@ def read_calls(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) -> 
 
 
 def _read_call(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) -> Reading[bool]:
-    """Read a call with its marks; whether it was one. If not, everything can be put back."""
+    """Read a call with its marks; False if it is no call: all of it can then be put back."""
     is_list = False
     for mark in form.lead:
         yield from tape.blanks()
@@ -80,7 +80,7 @@ def _read_call(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) -> 
 
 @dataclass
 class _Object:
-    """What is known of a call while its object is read. early: arguments that came before the name."""
+    """The facts about a call while its object is read. early: arguments that came before the name."""
 
     name: str | None = None
     early: str = ""
@@ -110,7 +110,7 @@ def _read_object(tape: Tape, parts: Parts, form: CallFormat) -> Reading[bool]:
 
 
 def _read_member(tape: Tape, parts: Parts, form: CallFormat, call: _Object) -> Reading[bool]:
-    """Read a key and its value; whether it may be those of a call."""
+    """Read a key and its value; False if they cannot belong to a call."""
     key = yield from read_string(tape)
     yield from tape.blanks()
     if key is None or not (yield from tape.skip(":")):
@@ -137,7 +137,7 @@ def _read_member(tape: Tape, parts: Parts, form: CallFormat, call: _Object) -> R
 
 
 def _give_arguments(tape: Tape, give: Callable[[str], None]) -> Reading[None]:
-    """Arguments as they are; those in a string without its quotes, none as an empty object."""
+    """Pass on arguments unchanged, but those in a string without its quotes, and an empty object for null."""
     first = yield from tape.peek()
     if first == '"':
         text = yield from read_string(tape)
@@ -186,7 +186,7 @@ def _read_named(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) ->
 
 
 def _skip_to_arguments(tape: Tape, form: CallFormat) -> Reading[bool]:
-    """Skip what is between a name and its arguments, or up to the end of a call that has none."""
+    """Skip the text between a name and its arguments, or up to the end of a call without arguments."""
     ends = [mark for text in (form.after, form.closing) for mark in marks(text)[:1] if len(mark) > 1]
     skipped = 0
     while skipped < _SKIPPED and (yield from tape.peek()):
@@ -201,7 +201,7 @@ def _skip_to_arguments(tape: Tape, form: CallFormat) -> Reading[bool]:
 
 
 def _read_tagged(tape: Tape, parts: Parts, form: CallFormat, schema: Any) -> Reading[None]:
-    """Parameters between tags: their values as JSON by their types; texts are given as they come."""
+    """Read parameters between tags: values are converted to JSON by their types; texts are passed on as they arrive."""
     key_open, key_close = form.key_open.strip(), form.key_close.strip()
     value_close = marks(form.value_close)[0]
     end = next((mark for mark in marks(form.after + form.closing) if len(mark) > 1), value_close)
@@ -237,7 +237,7 @@ def _read_value(tape: Tape, parts: Parts, form: CallFormat, close: str, schema: 
 
 
 def _read_keywords(tape: Tape, parts: Parts) -> Reading[None]:
-    """Keyword arguments of Python up to the closing bracket."""
+    """Read Python keyword arguments up to the closing bracket."""
     parts.argue("{")
     while True:
         pieces: list[str] = []

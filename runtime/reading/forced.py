@@ -23,9 +23,9 @@ def tool_grammar(
     special_tokens: Mapping[str, int] | None = None,
     end_ids: Collection[int] = (),
 ) -> str:
-    """The source of a grammar for calls of tools, at least one and at most so many, None for any number. schemas: of
-    their parameters, by name. special_tokens, end_ids: of the tokenizer. RequestError if a schema is nested too deep or
-    too large."""
+    """The source of a grammar for one or more tool calls. most: the largest number of calls; None: any. schemas: of the
+    parameters, by tool. special_tokens, end_ids: of the tokenizer; None: it has none. RequestError if a schema is
+    nested too deep or too large."""
     assert form.calls is not None
     try:
         writer = _Writer(form, form.calls, special_tokens or {}, end_ids)
@@ -41,7 +41,7 @@ def offered_grammar(
     special_tokens: Mapping[str, int] | None = None,
     end_ids: Collection[int] = (),
 ) -> str:
-    """As `tool_grammar`, of an answer in words that may end with calls: behind the mark of a call one follows."""
+    """As `tool_grammar`, for text that may end with calls: after the mark of a call a call must follow."""
     calls = form.calls
     assert calls is not None and not calls.opening
     [mark] = calls.triggers
@@ -63,7 +63,7 @@ def _as_object(calls: CallFormat, name: str, arguments: Any) -> dict[str, Any]:
 
 
 class _Writer:
-    """Writes one grammar: rules in Lark, and the schemas of those that are JSON."""
+    """Writes one grammar: rules in Lark, and schemas for the JSON parts."""
 
     def __init__(
         self, form: AnswerFormat, calls: CallFormat, special_tokens: Mapping[str, int], end_ids: Collection[int]
@@ -74,13 +74,13 @@ class _Writer:
         self._schemas: dict[str, Any] = {}
 
     def write(self, schemas: Schemas, most: int | None, mark: str = "") -> str:
-        """The source. mark: what calls begin with, where they may come behind words; `before` is then what is between
-        it and the call."""
+        """The source. mark: if calls may come after text, the mark with which they begin; `before` is then the text
+        between the mark and the call."""
         calls = self._calls
         opening, closing, separator = (self._text(text) for text in (calls.opening, calls.closing, calls.separator))
         more = "" if most == 1 else f"({separator} call){'*' if most is None else f'~0..{most - 1}'}"
         self._rules.append(f"start: {'WORDS? | TO_CALL' if mark else opening} call {more} {closing}")
-        if mark:  # words without the mark, or up to it
+        if mark:  # text without the mark, or up to it
             self._rules.append(f"WORDS: /(?s:.+)/ & ~/(?s:.*){mark}(?s:.*)/")
             self._rules.append(f"TO_CALL: /(?s:.*){mark}/ & ~/(?s:.*){mark}(?s:.+)/")
         self._rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(schemas)))}")
@@ -106,10 +106,10 @@ class _Writer:
         self._schemas[rule] = schema
         return rule
 
-    # -- arguments that are no JSON ----------------------------------------------------------------------------------
+    # -- arguments that are not JSON ---------------------------------------------------------------------------------
 
     def _tagged(self, number: int, schema: dict[str, Any]) -> str:
-        """Parameters between tags, in the order of the schema."""
+        """A rule for parameters between tags, in the order of the schema."""
         calls, parts = self._calls, []
         for at, (key, part, required) in enumerate(_properties(schema)):
             value = self._value(f"value_{number}_{at}", part, schema, self._text(calls.value_close))
@@ -117,7 +117,7 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, rule: str, part: Any, whole: dict[str, Any], close: str) -> str:
-        """A value and what ends it: a text as it is, anything else as JSON."""
+        """A rule for a value and the text that ends it: texts are unquoted, anything else is JSON."""
         if _is_text(part):
             if (allowed := _texts(part)) is not None:
                 return f"({' | '.join(self._text(text) for text in allowed)}) {close}"
@@ -128,7 +128,7 @@ class _Writer:
         return f"{self._json(rule, _with_definitions(part, whole))} {close}"
 
     def _keywords(self, number: int, schema: dict[str, Any]) -> str:
-        """{key:value,…} or (key=value, …), the required ones first."""
+        """A rule for {key:value,…} or (key=value, …), required keys first."""
         loose = self._calls.shape == "loose"
         equals, comma, brackets = (":", ",", "{}") if loose else ("=", ", ", "()")
         quote = self._text(self._calls.quote)
@@ -151,8 +151,8 @@ class _Writer:
         return f"{self._text(brackets[0])} {inner} {self._text(brackets[1])}"
 
     def _text(self, text: str) -> str:
-        """A text of the format as Lark: literals, special tokens by their ids, and whatever an id may be. End tokens
-        are left out: they may come wherever the grammar ends."""
+        """A text of the format as Lark: literals, special tokens by their ids, and a pattern for ids of calls. End
+        tokens are left out: they may come wherever the grammar ends."""
         pieces = [self._literal(piece) for piece in text.split(ID)]
         return f" {'/[a-zA-Z0-9]{9}/' if self._form.ids == 'short' else '/:[0-9]+/'} ".join(pieces).strip()
 
@@ -171,7 +171,7 @@ class _Writer:
 
 
 def _properties(schema: dict[str, Any]) -> list[tuple[str, Any, bool]]:
-    """Name, schema, and whether it is required, of each property."""
+    """(name, schema, whether it is required) of each property."""
     found, required = schema.get("properties"), schema.get("required")
     required = required if isinstance(required, list) else []
     return [(key, part, key in required) for key, part in found.items()] if isinstance(found, dict) else []
@@ -182,12 +182,12 @@ def _is_text(part: Any) -> bool:
 
 
 def _texts(part: dict[str, Any]) -> list[str] | None:
-    """The texts of an enum of texts."""
+    """The values of an enum of strings; None if the schema is no such enum."""
     values = part.get("enum", [part["const"]] if "const" in part else None)
     return values if isinstance(values, list) and values and all(isinstance(one, str) for one in values) else None
 
 
 def _with_definitions(part: Any, whole: dict[str, Any]) -> Any:
-    """A part of a schema by itself: what it points to goes with it."""
+    """A part of a schema as a schema of its own, with the definitions that it refers to."""
     definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     return {**definitions, **part} if isinstance(part, dict) and definitions else part

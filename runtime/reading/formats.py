@@ -1,4 +1,4 @@
-"""How a model writes what is no plain answer: calls of tools, and thoughts."""
+"""How a model writes tool calls and thoughts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-ID = "\0"  # stands in a format where an id of the call does
+ID = "\0"  # placeholder in a format for the id of a call
 
-# what is read or matched as one: a mark in angle or square brackets, a word, white space, any other character
+# units of reading and matching: a mark in angle or square brackets, a word, white space, any other character
 _ATOM = re.compile(r"<[^<>\s]*>|\[/?[A-Z][A-Z_]*\]|\w+|\s+|[^\w\s]")
 
 
 def atoms(text: str) -> list[str]:
-    """The text in the pieces in which marks are compared."""
+    """The text split into the units in which marks are compared."""
     return _ATOM.findall(text)
 
 
 def marks(text: str) -> list[str]:
-    """Its atoms without the white space, which models write as they like."""
+    """The atoms of a text without white space, which models write as they like."""
     return [atom for atom in atoms(text) if not atom.isspace()]
 
 
@@ -27,11 +27,11 @@ def marks(text: str) -> list[str]:
 class CallFormat:
     """`opening` CALL (`separator` CALL)* `closing`, where a CALL is `before` NAME `between` ARGUMENTS `after`.
 
-    shape: of the call. "object": JSON with the name and the arguments in it (then `before` ends where that begins, and
-    `name_key` and `arguments_key` are its keys); "json": JSON arguments behind the name; "tagged": (`key_open` KEY
-    `key_close` VALUE `value_close`)* with values as they are; "loose": {KEY:VALUE} without quotes but those of strings,
-    which are `quote`; "python": (KEY=VALUE) with Python's literals; "messages": JSON in a message of its own, as
-    OpenAI's harmony has it. parallel: whether an answer may hold several calls. ID stands for an id in a text.
+    shape: the form of a call. "object": a JSON object that contains name and arguments (`before` ends where it begins,
+    `name_key` and `arguments_key` are its keys); "json": JSON arguments after the name; "tagged": (`key_open` KEY
+    `key_close` VALUE `value_close`)* with unquoted values; "loose": {KEY:VALUE} in which only strings have quotes,
+    namely `quote`; "python": (KEY=VALUE) with Python literals; "messages": JSON in a separate message, as in OpenAI's
+    harmony. parallel: whether an answer may have several calls. ID in a text stands for an id.
     """
 
     shape: Literal["object", "json", "tagged", "loose", "python", "messages"]
@@ -51,18 +51,18 @@ class CallFormat:
 
     @cached_property
     def lead(self) -> list[str]:
-        """The marks that come before a call; those of `opening` are there before the first one only."""
+        """The marks before a call; those of `opening` only come before the first call."""
         return marks(self.opening) + marks(self.before)
 
     @cached_property
     def triggers(self) -> list[str]:
-        """The marks with which calls begin; none where a call begins with its own brackets."""
+        """The marks with which calls begin; none if a call begins with its own brackets."""
         firsts = [marks(text)[0] for text in (self.opening + self.before, self.before) if marks(text)]
         return sorted({mark for mark in firsts if len(mark) > 1})
 
     @cached_property
     def tails(self) -> list[str]:
-        """The marks that may follow a call, and are no text."""
+        """The marks that may follow a call and do not count as text."""
         return sorted({*marks(self.after), *marks(self.separator), *marks(self.closing)} - set(self.triggers))
 
 
@@ -76,14 +76,14 @@ class Thinking:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What a chat template tells of the answers of its model.
+    """The format of a model's answers, as found from its chat template.
 
-    messages: whether an answer is a sequence of messages in channels (harmony). ids: what ids of calls the template
-    takes: any, those of nine letters and digits, or those that name the tool ("functions.NAME:0"). arguments_as_text:
-    whether it takes arguments as JSON text only. developer: whether it knows that role. special: whether marks are
-    special tokens, which the text must then show; `hidden` are the special tokens that no answer shows. generic:
-    whether it knows no calls, which the model is told of in words, see generic.py. system: whether it shows what a
-    system message says.
+    calls: None if the model has no format for tool calls; thinking: None if it has none for thoughts. messages: whether
+    an answer is a sequence of messages in channels (harmony). ids: which ids of calls the template accepts: any, nine
+    letters and digits, or those that name the tool ("functions.NAME:0"). arguments_as_text: whether it only accepts
+    arguments as JSON text. developer: whether it knows that role. special: whether marks are special tokens, which the
+    text must then include; `hidden` are the special tokens that are never shown. generic: whether the template has no
+    tool calls, so that tools are described in words, see generic.py. system: whether it shows system messages.
     """
 
     calls: CallFormat | None = None
@@ -98,14 +98,15 @@ class AnswerFormat:
     system: bool = True
 
     def thinks_after(self, prompt: str, continued: str = "") -> bool:
-        """Whether the prompt ends inside a thought: where one begins, or in that of an answer to be continued."""
+        """Whether the prompt ends inside a thought, which it begins itself, or which the answer to be continued
+        began."""
         if self.thinking is None:
             return False
         begins = prompt.rstrip().endswith(self.thinking.open)
         return begins or continued.rfind(self.thinking.open) > continued.rfind(self.thinking.close)
 
     def without_thought(self, prompt: str) -> str:
-        """The prompt for an answer that begins with what is said: of a constrained one every token counts."""
+        """The prompt with any thought closed, for an answer whose every token must follow a grammar."""
         if self.messages:
             return prompt if prompt.rstrip().endswith("<|message|>") else prompt + "<|channel|>final<|message|>"
         if self.thinks_after(prompt):

@@ -1,5 +1,5 @@
-"""Tools for models whose chat template knows none, as llama.cpp's generic format has them: the model is told in words
-which there are and how to call them, and a conversation with calls and results is told in words, too."""
+"""Tools for models whose chat template does not support them, like llama.cpp's generic format: the tools, how to call
+them, and the calls and results of a conversation are all described in words."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ The results are given to you in <tool_response> blocks. Where no tool is needed,
 def in_words(
     messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, system: bool
 ) -> list[dict[str, Any]]:
-    """A conversation for a template that knows no tools. messages: as `history.fitted` leaves them. tools: that may be
-    called. system: whether the template shows what a system message says; else the first user says it."""
+    """A conversation for a template without tools. messages: from `history.fitted`. tools: those that may be called;
+    None: there are none. system: whether the template shows system messages; if not, the instruction goes to the first
+    user message."""
     built: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     after_result = False
@@ -40,7 +41,7 @@ def in_words(
             built[-1] = {
                 **built[-1],
                 "content": f"{built[-1]['content']}\n{message['content']}",
-            }  # one turn of the user
+            }  # results form one turn of the user
         else:
             built.append(message)
         after_result = is_result
@@ -48,7 +49,7 @@ def in_words(
 
 
 def _instructed(messages: list[dict[str, Any]], instruction: str, system: bool) -> list[dict[str, Any]]:
-    """The messages with an instruction, behind what the system or before what the first user says."""
+    """The messages with an instruction, appended to the system message or put before the first user message."""
     role = "system" if system else "user"
     at = next((place for place, message in enumerate(messages) if message["role"] == role), None)
     if at is None:
@@ -75,7 +76,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """A result, with the name of its tool where that is known."""
+    """A tool's result as text, with the tool's name if it is known."""
     name = names.get(message.get("tool_call_id", "")) or message.get("name")
     return _RESULT.format(f"{name}: {message['content']}" if name else message["content"])
 

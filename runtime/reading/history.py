@@ -1,4 +1,4 @@
-"""A conversation as a model's chat template takes it, by what the template has shown of itself."""
+"""Adapts a conversation to a model's chat template, by the format that was found from the template."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .formats import AnswerFormat
 
 
 def fitted(messages: Sequence[dict[str, Any]], form: AnswerFormat) -> list[dict[str, Any]]:
-    """Messages as templates expect them: texts joined, arguments of calls as objects, absent fields absent; and as this
-    one does: with ids that it takes, with one call per message if it knows no more, without roles that it drops. The
-    messages given may be changed."""
+    """Messages in the form that templates expect: texts joined, arguments of calls as objects, empty fields left out.
+    Also as this template requires: with ids that it accepts, one call per message if it supports no more, and without
+    roles that it drops. The given messages may be modified."""
     built = [_message(message, form) for message in messages]
     _fit_ids(built, form)
     if form.calls is not None and not form.calls.parallel:
@@ -43,7 +43,7 @@ def _assistant(built: dict[str, Any], form: AnswerFormat) -> dict[str, Any]:
     if not built.get("content"):
         built["content"] = built.pop("refusal", "")
     thought = built.get("reasoning_content") or built.get("thinking") or built.get("reasoning")
-    if thought:  # templates differ in what they call it
+    if thought:  # templates use different names for it
         built |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
     if (called := built.pop("function_call", None)) is not None and not built.get("tool_calls"):
         built["tool_calls"] = [{"id": called["name"], "function": called}]
@@ -57,7 +57,7 @@ def _assistant(built: dict[str, Any], form: AnswerFormat) -> dict[str, Any]:
 
 
 def _arguments(given: str | dict[str, Any] | None, form: AnswerFormat) -> Any:
-    """Arguments as the template takes them: as a value if they are JSON, or else the text itself."""
+    """Arguments as the template expects them: a value if they are JSON, else the text itself."""
     if given is None or (isinstance(given, str) and not given.strip()):
         given = "{}"
     value = _read(given) if isinstance(given, str) else given
@@ -69,7 +69,8 @@ def _arguments(given: str | dict[str, Any] | None, form: AnswerFormat) -> Any:
 
 
 def _read(text: str) -> Any:
-    """JSON as a value in which every text and number can be written again; a text that is no JSON as it is."""
+    """The value of a JSON text, of which every string and number can be written again; the text itself if it is not
+    JSON."""
     try:
         value = json.loads(text, parse_float=_finite, parse_constant=str)
         msgspec.json.encode(value)
@@ -84,7 +85,7 @@ def _finite(text: str) -> float | str:
 
 
 def _fit_ids(messages: list[dict[str, Any]], form: AnswerFormat) -> None:
-    """Ids of calls that the template takes, the same in a call and in its result."""
+    """Replace ids of calls by ones that the template accepts, the same in a call and in its result."""
     known: dict[str, str] = {}
     number = 0
     for message in messages:
@@ -106,7 +107,7 @@ def _fitting(given: str, name: str, number: int, form: AnswerFormat) -> str:
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several calls of one message as messages of one call, each with its result behind it."""
+    """Split a message with several calls into messages with one call, each followed by its result."""
     apart: list[dict[str, Any]] = []
     results = [message for message in messages if message["role"] == "tool"]
     moved: set[int] = set()

@@ -1,4 +1,4 @@
-"""Ids of calls, as templates take them."""
+"""Ids of calls in the forms that templates accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .parts import any_id
 
 
 def maker_of_ids(form: AnswerFormat, calls_before: int) -> Callable[[str, int], str]:
-    """Gives a call its id, by its name and its index in the answer. calls_before: those of the conversation so far."""
+    """A function that makes a call's id from its name and its index in the answer. calls_before: the number of earlier
+    calls in the conversation."""
     if form.ids == "short":
         return lambda name, index: secrets.token_hex(5)[:9]
     if form.ids == "named":

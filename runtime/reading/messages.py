@@ -1,4 +1,4 @@
-"""Answers that are a sequence of messages in channels, as OpenAI's harmony has them.
+"""Reads answers that are a sequence of messages in channels, as in OpenAI's harmony.
 
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json
 <|message|>{…}<|call|>
@@ -20,7 +20,8 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def read_messages(tape: Tape, parts: Parts, inside: bool) -> Reading[None]:
-    """Read messages up to the end: thoughts, calls, and words. inside: the prompt has begun the first one's text."""
+    """Read messages up to the end: thoughts, calls, and text. inside: whether the prompt has begun the text of the
+    first message."""
     header = ""
     while not parts.full and (yield from tape.peek()):
         if not inside:
@@ -44,7 +45,7 @@ def read_messages(tape: Tape, parts: Parts, inside: bool) -> Reading[None]:
 
 
 def _read_header(tape: Tape, parts: Parts) -> Reading[str]:
-    """What stands before a message's text. A text without a header is said."""
+    """Read the header before a message's text. Text without a header is part of the answer."""
     yield from tape.blanks()
     for beginning in (CHANNEL, _START, "to=", "<|constrain|>"):
         if (yield from tape.starts(beginning)):
@@ -58,7 +59,7 @@ def _read_header(tape: Tape, parts: Parts) -> Reading[str]:
 
 
 def _read_body(tape: Tape, give: Callable[[str], None]) -> Reading[bool]:
-    """Give the text of a message; whether there was none."""
+    """Pass on the text of a message; True if it was empty."""
     given: list[int] = []
 
     def count(text: str) -> None:

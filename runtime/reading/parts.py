@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which it comes: words, thoughts, and calls of tools."""
+"""The parts of an answer, in their order: text, thoughts, and tool calls."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Words for the user."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What the model thinks before it answers."""
+    """Text that the model thinks before it answers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A call begins: the first of an answer has index 0. Its arguments follow."""
+    """The beginning of a call; its arguments follow. index: from 0 in each answer."""
 
     index: int
     id: str
@@ -34,7 +34,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the JSON text of a call's arguments."""
+    """A chunk of the JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -45,8 +45,8 @@ Part = Said | Thought | CallBegun | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that the model wants. `arguments` is JSON text as the model wrote it: of an answer that was cut
-    off it may be no JSON."""
+    """A tool call of the model. arguments: JSON text as the model wrote it; it may be incomplete if the answer was cut
+    off."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call as a part of an assistant's message, as OpenAI's API has it."""
+        """The call in an assistant's message, in the form of OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -62,16 +62,16 @@ _MARK_BEGUN = re.compile(r"[<\[][^<>\[\]\s]{0,40}$")
 
 
 def any_id(name: str, index: int) -> str:
-    """An id as OpenAI makes them."""
+    """A random id in OpenAI's form."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class Parts:
-    """Takes the parts of one answer as readers find them; `take` gives those that came since the last call.
+    """Collects the parts of one answer that readers find; `take` returns those since its last call.
 
-    names: of the tools that may be called. most: calls that are wanted; after the last of them nothing is taken.
-    hidden: texts that are not shown, such as end tokens. make_id: gives a call an id, by its name and index. Blanks at
-    the edges of calls and thoughts are not shown either.
+    names: of the tools that may be called. most: how many calls are wanted, after which all text is dropped; None: any
+    number. hidden: texts that are not shown, such as end tokens. make_id: makes a call's id from its name and index.
+    White space next to calls and thoughts is dropped, too.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class Parts:
     ) -> None:
         self.names = frozenset(names)
         self.calls = 0
-        self.thinking = False  # whether a thought is under way
+        self.thinking = False  # whether a thought is open
         self._most, self._make_id = most, make_id
         self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True)))) if hidden else None
         self._parts: list[Part] = []
         self._blanks = {Said: "", Thought: ""}
-        self._held = {Said: "", Thought: ""}  # what may begin a hidden text
-        self._fresh = {Said: False, Thought: True}  # whether blanks that come now are at an edge
+        self._held = {Said: "", Thought: ""}  # text that may be the beginning of a hidden text
+        self._fresh = {Said: False, Thought: True}  # whether the next white space is next to a call or thought
         self._ending = self._spoken = False
 
     @property
     def full(self) -> bool:
-        """Whether as many calls as are wanted have ended."""
+        """Whether all calls that are wanted have ended."""
         return self._ending
 
     def take(self) -> list[Part]:
@@ -103,42 +103,42 @@ class Parts:
         return parts
 
     def say(self, text: str) -> None:
-        """Add words of the answer, unless it is ending."""
+        """Add text of the answer, unless all wanted calls have ended."""
         if not self._ending:
             self._add(Said, text)
 
     def begin_thought(self) -> None:
-        """A thought begins."""
+        """Begin a thought."""
         self.thinking = True
 
     def think(self, text: str) -> None:
-        """Add words of thoughts, unless it is ending."""
+        """Add text of a thought."""
         self._add(Thought, text)
 
     def end_thought(self) -> None:
-        """The words that follow begin anew, and so do further thoughts."""
+        """End a thought: white space before the following text, and before further thoughts, is dropped."""
         self.thinking = False
         self._blanks[Thought] = "\n"
         self._fresh[Said] = self._fresh[Thought] = True
 
     def begin(self, name: str) -> None:
-        """A call begins. Words after it begin a line of their own, if there were words before."""
+        """Begin a call. Text after the call begins a new line if there was text before."""
         self._blanks[Said] = "\n" if self._spoken else ""
         self._fresh[Said] = True
         self._parts.append(CallBegun(self.calls, self._make_id(name, self.calls), name))
         self.calls += 1
 
     def argue(self, text: str) -> None:
-        """A piece of the arguments of the call that began last."""
+        """Add a chunk of the arguments of the last call."""
         if text:
             self._parts.append(CallArguments(self.calls - 1, text))
 
     def end_call(self, whole: bool) -> None:
-        """The call that began last has ended; not whole, if the answer was cut off in it."""
+        """End the last call. whole: whether it is complete, and not cut off by the end of the answer."""
         self._ending = whole and self._most is not None and self.calls >= self._most
 
     def end(self) -> None:
-        """The answer has ended: blanks that were held back are shown, unless they are at an edge."""
+        """End the answer: white space that was held back is shown, unless it is next to a call or thought."""
         if held := self._held[Said]:
             self._hidden = None
             self._add(Said, held)

@@ -1,6 +1,6 @@
-"""Finds how a model writes calls and thoughts, from its chat template: no model is known by name.
+"""Finds from a chat template how its model writes calls and thoughts, without any list of models.
 
-Calls with known words are rendered through the template. What stands around and between those words is the format.
+Calls with known words are rendered by the template. The text around and between those words is the format.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _TOOLS = [_tool(NAME), _tool(OTHER)]
 
 
 async def find_format(source: str, render: Rendering, special_tokens: Mapping[str, int]) -> AnswerFormat:
-    """The format of a template's answers. render: renders messages and tools, with the generation prompt or without it;
-    RequestError if the template refuses them. special_tokens: of the tokenizer, which no answer shows."""
+    """Find the format of a template's answers. render: renders messages and tools, with or without the generation
+    prompt; raises RequestError if the template refuses them. special_tokens: of the tokenizer, which answers do not
+    show."""
     probe = _Probe(render)
     await probe.look_at_calls()
     thinking = await probe.thinking() or _thinking_in(source)
@@ -72,7 +73,7 @@ async def find_format(source: str, render: Rendering, special_tokens: Mapping[st
 
 
 def now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of what waits for nothing: of `find_format`, if its `render` does not."""
+    """The result of a coroutine that never waits, such as `find_format` if its `render` does not wait."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -81,7 +82,7 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class _Probe:
-    """What a template makes of conversations with known words."""
+    """Renders conversations with known words by a template."""
 
     def __init__(self, render: Rendering) -> None:
         self._render = render
@@ -91,9 +92,9 @@ class _Probe:
         self._prompt = self._begun = self._end_of_turn = ""
 
     async def look_at_calls(self) -> None:
-        """Find how calls are written; nothing if the template knows none."""
+        """Find how calls are written; does nothing if the template does not support them."""
         self._prompt = await self._try([_USER], True) or ""
-        if NAME not in self._prompt:  # a template that does not show the tools cannot use them
+        if NAME not in self._prompt:  # a template that does not show the tools does not support them
             return
         plain = await self._try([_USER, {"role": "assistant", "content": _PLAIN}])
         self._begun, _, self._end_of_turn = (plain or "").partition(_PLAIN)
@@ -105,12 +106,13 @@ class _Probe:
         self.calls = call_format(one, two if two and OTHER in two else None, more or "", self._id)
 
     async def shows_system(self) -> bool:
-        """Whether what a system message says is in the prompt."""
+        """Whether the text of a system message appears in the prompt."""
         rendered = await self._try([{"role": "system", "content": _PLAIN}, _USER], True)
         return rendered is not None and _PLAIN in rendered
 
     async def _one_call(self) -> str | None:
-        """The answer that calls once, by the first way of writing ids and arguments that the template takes."""
+        """The rendered answer with one call, with the first form of ids and arguments that the template accepts; None
+        if it accepts none."""
         for self.arguments_as_text in (False, True):
             for self.ids in ("any", "short"):
                 answer = await self._answer((NAME, {KEY: VALUE}))
@@ -128,7 +130,7 @@ class _Probe:
         return (_SHORT_IDS if self.ids == "short" else _LONG_IDS)[number]
 
     async def _answer(self, *calls: tuple[str, dict[str, Any]]) -> str | None:
-        """What the template writes of an answer of calls, without the end of its turn; None if it refuses."""
+        """The rendered answer with these calls, without the end of its turn; None if the template refuses it."""
         made = []
         for number, (name, arguments) in enumerate(calls):
             given = json.dumps(arguments) if self.arguments_as_text else arguments
@@ -142,7 +144,7 @@ class _Probe:
         return _EMPTY_THOUGHT.sub("", answer, count=1).removesuffix(self._end_of_turn)
 
     async def thinking(self) -> Thinking | None:
-        """The marks around a thought, if the template shows thoughts."""
+        """The marks around a thought; None if the template has no thoughts."""
         for field in ("reasoning_content", "reasoning", "thinking"):
             call = {"id": self._id(NAME, 0), "type": "function", "function": {"name": NAME, "arguments": {}}}
             for more in ({"content": _PLAIN}, {"content": "", "tool_calls": [call]}):
@@ -151,7 +153,7 @@ class _Probe:
                     continue
                 before, _, after = rendered.partition(_THOUGHT)
                 prompt = await self._try([_USER], True) or ""
-                # what the generation prompt ends with may begin the thought already
+                # the generation prompt may already begin the thought
                 opening = before[_shared(prompt, before) :].strip() or before.rstrip().rpartition("\n")[2]
                 found = marks(opening)
                 at = next((i for i in reversed(range(len(found))) if len(found[i]) > 1 and found[i][0] in "<["), None)
@@ -170,7 +172,8 @@ class _Probe:
 
 
 def _thinking_in(source: str) -> Thinking | None:
-    """The marks around a thought in a template that only cuts thoughts out of what was said."""
+    """The marks around a thought in a template that only removes thoughts from earlier answers; None if there are
+    none."""
     if closing := _CLOSING.search(source):
         return Thinking(closing[0].replace("/", "", 1), closing[0])
     if (channel := _CHANNEL.search(source)) and f"<{channel[1]}|>" in source:
@@ -179,7 +182,7 @@ def _thinking_in(source: str) -> Thinking | None:
 
 
 def _shared(first: str, second: str) -> int:
-    """Length of the common beginning of two texts, in whole atoms."""
+    """The length in characters of the common beginning of two texts, in whole atoms."""
     if second.startswith(first):
         return len(first)
     size = 0

@@ -1,4 +1,4 @@
-"""AnswerReader: splits an answer that comes in pieces into words, thoughts and calls."""
+"""AnswerReader: splits a streamed answer into text, thoughts and calls."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .tape import Reading, Tape
 
 
 class AnswerReader:
-    """Reads one answer. schemas: of the parameters of the tools that may be called, by name. most: calls that are
-    wanted. thinking: whether the prompt ends inside a thought; begun: whether it ends inside the answer's words."""
+    """Reads one answer. schemas: of the parameters of the tools that may be called, by tool; None: there are no tools.
+    most: how many calls are wanted; None: any number. thinking: whether the prompt ends inside a thought; begun:
+    whether it ends inside the answer's text."""
 
     def __init__(
         self,
@@ -32,27 +33,27 @@ class AnswerReader:
 
     @property
     def full(self) -> bool:
-        """Whether all calls that are wanted have ended: what follows is of no use."""
+        """Whether all calls that are wanted have ended, so that the answer can be stopped."""
         return self._parts.full
 
     @property
     def calls(self) -> int:
-        """How many calls have begun."""
+        """The number of calls that have begun."""
         return self._parts.calls
 
     @property
     def thinking(self) -> bool:
-        """Whether a thought is under way."""
+        """Whether a thought is open."""
         return self._parts.thinking
 
     def push(self, piece: str) -> list[Part]:
-        """What is known after one more piece of the answer."""
+        """The new parts after one more chunk of the answer."""
         self._tape.feed(piece)
         next(self._reading, None)
         return self._parts.take()
 
     def finish(self) -> list[Part]:
-        """What is left at the end of the answer."""
+        """The remaining parts at the end of the answer."""
         self._tape.ended = True
         next(self._reading, None)
         return self._parts.take()
@@ -73,7 +74,7 @@ class AnswerReader:
 
 
 def _read_thought(tape: Tape, parts: Parts, opening: str, closing: str, inside: bool) -> Reading[None]:
-    """Read the thought with which an answer begins, if it does."""
+    """Read the thought at the beginning of an answer, if there is one."""
     if not inside:
         tape.keep()
         yield from tape.blanks()

@@ -1,7 +1,7 @@
-"""The format of calls, from texts in which known calls are written.
+"""Derives the format of calls from texts with known calls.
 
-A text with one call, one with two, and one with a call of two arguments: what stands around and between the known words
-is the format.
+The texts have one call, two calls, and one call with two arguments: the format is the text around and between the known
+words.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from .formats import ID, CallFormat, atoms, marks
 
-# the words of the known calls
+# words of the known calls
 NAME, OTHER = "icc_probe_name", "icc_probe_other"
 KEY, MORE, VALUE, NUMBER = "icc_probe_key", "icc_probe_more", "icc_probe_value", 7
 
 
 def call_format(one: str, two: str | None, more: str, make_id: Callable[[str, int], str]) -> CallFormat | None:
-    """The format of calls, from answers with one call, two calls (None if the template takes but one at a time), and
-    one call with two arguments; None if it is none of the shapes."""
+    """The format of calls, derived from answers with one call, two calls (None if the template accepts only one), and
+    one call with two arguments. None if it has none of the known shapes."""
     form = _shape(one, more)
     if form is None:
         return None
@@ -53,7 +53,7 @@ def call_format(one: str, two: str | None, more: str, make_id: Callable[[str, in
 
 def _without_id(text: str, make_id: Callable[[str, int], str]) -> str:
     found = make_id(NAME, 0)
-    index = found.partition(NAME)[2]  # of an id that names the tool: what comes after the name
+    index = found.partition(NAME)[2]  # if the id names the tool: the text after the name
     return text.replace(index or found, ID, 1) if (index or found) in text else text
 
 
@@ -87,7 +87,7 @@ def _tagged(to_key: str, to_value: str, more: str) -> CallFormat | None:
 
 
 def _span(text: str, name: str, form: CallFormat) -> tuple[int, int]:
-    """Where a call stands: its object, or from its name to the end of its arguments."""
+    """(start, end) of a call in a text: of its object, or from its name to the end of its arguments."""
     if form.shape == "object":
         found = _find_object(text, name)
         assert found is not None
@@ -106,7 +106,7 @@ def _span(text: str, name: str, form: CallFormat) -> tuple[int, int]:
 
 
 def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Where JSON objects stand in a text, nested ones too: start, end, and what they are."""
+    """(start, end, value) of all JSON objects in a text, nested ones too."""
     decoder = json.JSONDecoder()
     for start in (at.start() for at in re.finditer(r"\{", text)):
         try:
@@ -117,7 +117,7 @@ def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def _find_object(text: str, name: str = NAME) -> tuple[int, int, str, str] | None:
-    """Where the JSON object of a call stands: start, end, and its keys."""
+    """(start, end, name key, arguments key) of the JSON object of a call; None if there is none."""
     for start, end, value in _objects(text):
         function = value.get("function")
         inner = function if isinstance(function, dict) else value
@@ -129,12 +129,12 @@ def _find_object(text: str, name: str = NAME) -> tuple[int, int, str, str] | Non
 
 
 def _find_value(text: str, wanted: object) -> tuple[int, int] | None:
-    """Where a JSON object stands in a text."""
+    """(start, end) of a JSON object in a text; None if it is not there."""
     return next(((start, end) for start, end, value in _objects(text) if value == wanted), None)
 
 
 def _split_end(text: str, other: str) -> tuple[str, str]:
-    """The text in two: the second part is the longest that `other` ends with too, in whole atoms."""
+    """Split the text: the second part is the longest common ending with `other`, in whole atoms."""
     size = 0
     for one, two in zip(reversed(atoms(text)), reversed(atoms(other)), strict=False):
         if one != two:
@@ -144,7 +144,7 @@ def _split_end(text: str, other: str) -> tuple[str, str]:
 
 
 def _split_start(text: str, other: str) -> tuple[str, str]:
-    """The text in two: the first part is the longest that `other` begins with too, in whole atoms."""
+    """Split the text: the first part is the longest common beginning with `other`, in whole atoms."""
     size = 0
     for one, two in zip(atoms(text), atoms(other), strict=False):
         if one != two:

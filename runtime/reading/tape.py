@@ -1,4 +1,4 @@
-"""Tape: text that comes in pieces, and readers of it that wait for more where they need it."""
+"""Tape: streamed text, and readers of it that wait for more text when they need it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-Reading = Generator[None, None, T]  # waits for more text at every yield
+Reading = Generator[None, None, T]  # a generator that waits for more text at every yield
 
 _IN_STRING = re.compile(r'["\\]')
 _IN_VALUE = re.compile(r'["{}\[\]]')
@@ -16,7 +16,7 @@ _AFTER_SCALAR = re.compile(r"[\s,\]}<\[]")
 
 
 class Tape:
-    """What was read and not taken yet is `text`; nothing follows it once the tape has `ended`."""
+    """A buffer of text. text: what has arrived and is not taken yet. ended: whether nothing more follows."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -24,20 +24,20 @@ class Tape:
         self._kept: list[str] | None = None
 
     def feed(self, piece: str) -> None:
-        """Add a piece of text behind what there is."""
+        """Append a chunk of text."""
         self.text += piece
 
     def take(self, count: int) -> str:
-        """The next characters, as many as there are at most."""
+        """Take up to `count` of the next characters."""
         taken, self.text = self.text[:count], self.text[count:]
         if self._kept is not None:
             self._kept.append(taken)
         return taken
 
-    # -- going back --------------------------------------------------------------------------------------------------
+    # -- backtracking ------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """What is taken from now on can be put back."""
+        """Remember what is taken from now on, so that it can be put back."""
         self._kept = []
 
     def put_back(self) -> None:
@@ -52,20 +52,20 @@ class Tape:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def more(self) -> Reading[bool]:
-        """Wait for more text; whether some came."""
+        """Wait for more text; False if the tape has ended."""
         size = len(self.text)
         while len(self.text) == size and not self.ended:
             yield
         return len(self.text) > size
 
     def peek(self, count: int = 1) -> Reading[str]:
-        """The next characters, fewer at the end."""
+        """The next `count` characters, fewer at the end; they are not taken."""
         while len(self.text) < count and (yield from self.more()):
             pass
         return self.text[:count]
 
     def blanks(self) -> Reading[str]:
-        """Take white space."""
+        """Take white space, and return it."""
         taken = ""
         while (yield from self.peek()) and self.text[0].isspace():
             taken += self.take(len(self.text) - len(self.text.lstrip()))
@@ -78,13 +78,14 @@ class Tape:
         return self.text.startswith(mark)
 
     def skip(self, mark: str) -> Reading[bool]:
-        """Take a mark if it comes next."""
+        """Take a mark if it comes next; whether it did."""
         if found := (yield from self.starts(mark)):
             self.take(len(mark))
         return found
 
     def until(self, marks: Collection[str], give: Callable[[str], None]) -> Reading[str]:
-        """Give the text before the first of the marks, as it comes; the mark, which is not taken, or "" at the end."""
+        """Pass on the text before the first of the marks, as it arrives; returns the mark, which is not taken, or "" at
+        the end."""
         while True:
             found = min(((at, -len(mark), mark) for mark in marks if (at := self.text.find(mark)) >= 0), default=None)
             if found is not None:
@@ -99,7 +100,7 @@ class Tape:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `mark`."""
+    """The length of the longest ending of `text` that is a proper prefix of `mark`."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(mark[:size])), 0)
 
@@ -108,7 +109,8 @@ def overlap(text: str, mark: str) -> int:
 
 
 def copy_value(tape: Tape, give: Callable[[str], None]) -> Reading[bool]:
-    """Give the text of one JSON value as it comes; whether it is whole. What is inside brackets is not checked."""
+    """Pass on the text of one JSON value as it arrives; whether it is complete. The content of brackets is not
+    checked."""
     first = yield from tape.peek()
     if first == '"':
         return (yield from copy_string(tape, give))
@@ -124,14 +126,14 @@ def copy_value(tape: Tape, give: Callable[[str], None]) -> Reading[bool]:
 
 
 def copy_string(tape: Tape, give: Callable[[str], None]) -> Reading[bool]:
-    """Give the text of a JSON string, quotes and all; whether it is whole."""
+    """Pass on the text of a JSON string with its quotes; whether it is complete."""
     give(tape.take(1))
     while True:
         found = _IN_STRING.search(tape.text)
         if found and found[0] == '"':
             give(tape.take(found.end()))
             return True
-        if found and len(tape.text) > found.end():  # an escape, with what it escapes
+        if found and len(tape.text) > found.end():  # an escape with the escaped character
             give(tape.take(found.end() + 1))
             continue
         give(tape.take(found.start() if found else len(tape.text)))
@@ -160,7 +162,7 @@ def _copy_nested(tape: Tape, give: Callable[[str], None]) -> Reading[bool]:
 
 
 def read_string(tape: Tape) -> Reading[str | None]:
-    """The value of a JSON string; None if it is none."""
+    """The value of a JSON string; None if it is no JSON string."""
     pieces: list[str] = []
     if not (yield from copy_string(tape, pieces.append)):
         return None
@@ -172,5 +174,5 @@ def read_string(tape: Tape) -> Reading[str | None]:
 
 
 def as_text(value: str) -> str:
-    """A string with lone surrogates, which no text can hold, as U+FFFD."""
+    """A string with lone surrogates, which cannot be encoded, replaced by U+FFFD."""
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""What a caller says of tools: which there are, and whether one has to be called."""
+"""A caller's tools: which there are, and whether one must be called."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HINT = 'a tool is like {"type": "function", "function": {"name": "f", "paramete
 
 @dataclass(frozen=True)
 class Tools:
-    """shown: as the template takes them. schemas: of their parameters, by name. must: one has to be called. most: calls
-    that are wanted."""
+    """The tools of a request. shown: in the form that templates take. schemas: of their parameters, by tool. must:
+    whether one must be called. most: how many calls are wanted; None: any number."""
 
     shown: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Any] = field(default_factory=dict)
@@ -24,9 +24,9 @@ class Tools:
 
 
 def offered(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, parallel: bool) -> Tools:
-    """The tools that the model is shown; of several with one name, the last. choice: as in OpenAI's API, None for
-    "auto", or the name of the tool that must be called. RequestError if an entry is no tool, or the tool that must be
-    called is missing."""
+    """The tools to show to the model; of several with one name, the last. tools: None if there are none. choice: as in
+    OpenAI's API, None for "auto", or the name of the tool that must be called. RequestError if an entry is no tool, or
+    if the tool that must be called is missing."""
     functions = {function["name"]: function for function in map(_function, tools or ())}
     most = None if parallel else 1
     if choice == "none":

@@ -1,4 +1,4 @@
-"""Argument values that are not written as JSON, given as JSON text."""
+"""Converts argument values that are not written as JSON to JSON text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _KINDS: list[tuple[type, str]] = [
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string, without its quotes."""
+    """A text escaped as in a JSON string, without the quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def scalar(text: str) -> str:
-    """A bare word or number as JSON: as it is if it is JSON, Python's words by their JSON names, or else a string."""
+    """A bare word or number as JSON: unchanged if it is JSON, Python's constants by their JSON names, anything else as
+    a string."""
     text = text.strip()
     return _WORDS.get(text) or (text if _is_json(text) else json.dumps(text, ensure_ascii=False))
 
 
 def typed(text: str, schema: Any) -> str:
-    """A value of a tagged call as JSON, by what the schema of its parameter allows."""
+    """A value of a tagged call as JSON, by the types that the schema of its parameter allows."""
     kinds = types_of(schema)
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
@@ -40,7 +41,7 @@ def typed(text: str, schema: Any) -> str:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The types that a schema names; empty for any."""
+    """The types that a schema names; empty if it allows any."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(named := schema.get("type"), str | list):
@@ -78,7 +79,7 @@ def _kind_of(value: Any) -> set[str]:
 
 
 def copy_loose(tape: Tape, give: Give, quote: str) -> Reading[bool]:
-    """Give a value of a notation like {key:<q>text<q>,more:[1,true]} as JSON; whether it is whole."""
+    """Pass on a value in a notation like {key:<q>text<q>,more:[1,true]} as JSON; whether it is complete."""
     yield from tape.blanks()
     if (yield from tape.skip(quote)):
         give('"')
@@ -121,7 +122,7 @@ def _copy_key(tape: Tape, give: Give, quote: str) -> Reading[bool]:
 
 
 def copy_python(tape: Tape, give: Give) -> Reading[bool]:
-    """Give a Python literal as JSON; whether it is whole."""
+    """Pass on a Python literal as JSON; whether it is complete."""
     yield from tape.blanks()
     first = yield from tape.peek()
     if first in ("'", '"'):

@@ -1,4 +1,4 @@
-"""Charts as SVG: bars in stacks, lines, and a roofline on logarithmic scales. Coordinates are pixels."""
+"""Charts as SVG: stacked bars, lines, and logarithmic scales for a roofline. Coordinates are pixels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from math import ceil, floor, log10
 
 from .html import Child, Markup, el, size
 
-PALETTE = 10  # classes c0, c1, ... of the style sheet
+PALETTE = 10  # number of classes c0, c1, ... in the style sheet
 _WIDTH = 960.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 34
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A class for each name; names beyond the palette share its last."""
+    """A CSS class for each name; names beyond the palette share its last class."""
     return {name: f"c{min(n, PALETTE - 1)}" for n, name in enumerate(names)}
 
 
@@ -28,14 +28,14 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def byte_ticks(high: float) -> list[float]:
-    """Numbers of bytes from 0 to at least `high` that are round in KiB, MiB or GiB."""
+    """Ticks in bytes from 0 to at least `high` that are round in KiB, MiB or GiB."""
     unit = next((1024.0**n for n in (3, 2, 1) if high >= 1024**n), 1.0)
     return [mark * unit for mark in ticks(0, high / unit)]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A chart's area: where values lie in it."""
+    """A chart's area and the scales that map values to pixels."""
 
     width: float
     height: float
@@ -67,7 +67,7 @@ class Frame:
         return found
 
     def columns(self, values: Sequence[float], show: Callable[[float], str], lines: bool = False) -> list[Markup]:
-        """Values along the bottom, with vertical lines if wanted."""
+        """Values along the bottom; lines: with vertical grid lines."""
         found = []
         bottom = self.height - _BOTTOM
         for value in values:
@@ -78,7 +78,7 @@ class Frame:
         return found
 
     def titles(self, x: str, y: str = "") -> list[Markup]:
-        """What the scales are of."""
+        """The titles of the axes."""
         middle = (_LEFT + self.width - _RIGHT) / 2
         titles = [el("text", x, class_="axis", x=middle, y=self.height - 3, text_anchor="middle")]
         if y:
@@ -87,7 +87,7 @@ class Frame:
         return titles
 
     def svg(self, *children: Child, label: str) -> Markup:
-        """The chart itself, in a box that scrolls where it is narrow."""
+        """The chart's SVG, in a box that scrolls if it is too narrow."""
         box = f"0 0 {self.width:g} {self.height:g}"
         wide = f"min-width:{self.width:g}px" if self.width > _WIDTH else None
         drawing = el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label, style=wide)
@@ -95,14 +95,14 @@ class Frame:
 
 
 def legend(named: Mapping[str, str]) -> Markup:
-    """Names beside the colour of their class."""
+    """A legend: names beside the colour of their class."""
     return el("div", [el("span", el("i", class_=kind), name) for name, kind in named.items()], class_="legend")
 
 
 def stacks(
     bars: Sequence[tuple[str, Mapping[str, float]]], classes: Mapping[str, str], show: Callable[[float], str], y: str
 ) -> Markup:
-    """A bar per label, of parts on top of each other."""
+    """A stacked bar chart, one bar per label."""
     highest = max((sum(parts.values()) for _, parts in bars), default=0.0) or 1.0
     marks = byte_ticks(highest) if show is size else ticks(0, highest)
     frame = Frame.linear(_WIDTH, 250, (0, len(bars)), (0, marks[-1]))
@@ -136,8 +136,8 @@ def lines(
     y: str,
     least: float = 0.0,
 ) -> Markup:
-    """A line per name through points (x, y, what they are). The y scale need not begin at 0, and is at least `least`
-    long, so that what hardly differs looks so."""
+    """A line chart: one line per name through points (x, y, title). The y axis need not begin at 0, but its range is at
+    least `least`, so that small differences look small."""
     points = [point for line in series.values() for point in line]
     low, top = min(p[1] for p in points), max(p[1] for p in points)
     short = max(least - (top - low), 0.0) / 2

@@ -1,4 +1,4 @@
-"""What a report is made of: the manifest, the program and report.json of an engine."""
+"""The sources of a report: the manifest, the program and report.json of an engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..format.program import Program
 from ..format.programs import read_program
 
 REPORT_FILE = "report.json"
-OUTSIDE = -1  # the layer of what belongs to none: embedding, last norm, head
+OUTSIDE = -1  # the layer number of steps and weights outside the layers: embedding, last norm, head
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One step of the program. buffers and weights: the names of its operands; layer: OUTSIDE for none; facts: its
-    other fields."""
+    """One step of the program. buffers, weights: the names of its operands. layer: OUTSIDE if it belongs to none.
+    facts: its other fields."""
 
     number: int
     op: str
@@ -40,7 +40,7 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """An engine as its files tell it. report: report.json; empty for an engine without one."""
+    """An engine's files. report: report.json; empty if there is none."""
 
     name: str
     manifest: Manifest
@@ -50,23 +50,23 @@ class EngineFacts:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model: one more than the highest number that a step names; 0 if none names one."""
+        """The number of layers: one more than the highest layer of a step; 0 if no step has a layer."""
         return max((step.layer for step in self.steps), default=OUTSIDE) + 1
 
 
 def decode_rows(facts: EngineFacts) -> Sequence[Mapping[str, Any]]:
-    """What the compiler counted of a decode step of one sequence, by op; () where it did not say."""
+    """The compiler's counts for a decode step of one sequence, by op; () if the report has none."""
     return facts.report.get("roofline", {}).get("decode", ())
 
 
 def decode_bytes(facts: EngineFacts) -> int:
-    """Bytes that a decode step of one sequence moves; 0 where the compiler did not say."""
+    """How many bytes a decode step of one sequence moves; 0 if the report does not say."""
     return int(sum(row["bytes"] for row in decode_rows(facts)))
 
 
 def read_facts(path: str | os.PathLike[str]) -> EngineFacts:
-    """Read the files of an engine; what they need to load is not compared with their hashes. Raises what
-    `read_manifest` raises, and EngineFormatError for a damaged report.json."""
+    """Read the files that a report needs; other files are not verified. Raises what `read_manifest` raises, and
+    EngineFormatError for a damaged report.json."""
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(open_container(root), manifest.files, verify=True, base=manifest.base)
@@ -84,7 +84,7 @@ def _object(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def _steps(raw: list[dict[str, Any]]) -> Iterator[StepFacts]:
-    """The steps. One without a weight or a KV layer of its own is of the layer of the next that has one."""
+    """The steps of a program. A step without a weight or a KV layer gets the layer of the next step that has one."""
     operands = [list(_operands(step)) for step in raw]
     layers = [_layer(step, found) for step, found in zip(raw, operands, strict=True)]
     following: int | None = None
@@ -106,7 +106,7 @@ _SPACES = ("buffer", "weight")
 
 
 def _operands(value: Any) -> Iterator[dict[str, Any]]:
-    """Every operand in a step, however deep."""
+    """Every operand in a step, at any nesting depth."""
     if isinstance(value, dict):
         if value.get("space") in (*_SPACES, "input", "output"):
             yield value
@@ -122,7 +122,7 @@ def _is_operand(value: Any) -> bool:
 
 
 def _layer(step: Mapping[str, Any], operands: list[dict[str, Any]]) -> int | None:
-    """The layer of a step, OUTSIDE if its weights are of none, None if it does not say."""
+    """The layer of a step, OUTSIDE if its weights are in no layer, None if it has no weights and no KV layer."""
     if "layer" in step:
         return int(step["layer"])
     names = [operand["name"] for operand in operands if operand["space"] == "weight"]
@@ -131,6 +131,6 @@ def _layer(step: Mapping[str, Any], operands: list[dict[str, Any]]) -> int | Non
 
 
 def layer_of(name: str) -> int:
-    """The layer that a weight's or a module's name tells: its first part that is a number; OUTSIDE if there is none."""
+    """The layer in a weight's or a module's name: the first part that is a number; OUTSIDE if there is none."""
     found = _NUMBER.search(name.split("+")[0])
     return int(found[1]) if found else OUTSIDE

@@ -1,4 +1,4 @@
-"""A small dataflow graph as SVG: nodes in rows by their depth, edges as curves."""
+"""Draws a small dataflow graph as SVG: nodes in rows by their depth, edges as curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_WIDTH = 130.0
 
 @dataclass(frozen=True)
 class Node:
-    """A node: what is written in it, what is told on hover, the numbers of the nodes it reads, and its class."""
+    """A node: its text, its tooltip, the indices of the nodes that it reads, and its CSS class."""
 
     label: str
     title: str
@@ -23,12 +23,12 @@ class Node:
 
     @property
     def width(self) -> float:
-        """In pixels."""
+        """The width in pixels."""
         return 14 + _CHAR * len(self.label)
 
 
 def draw(nodes: Sequence[Node], label: str) -> Markup:
-    """The graph of nodes that only read earlier ones."""
+    """Draw nodes, each of which only reads earlier ones."""
     depth = _depths(nodes)
     rows: dict[int, list[int]] = defaultdict(list)
     for number in range(len(nodes)):
@@ -54,7 +54,8 @@ def draw(nodes: Sequence[Node], label: str) -> Markup:
 
 
 def _depths(nodes: Sequence[Node]) -> list[int]:
-    """Row of every node: behind the last that it reads; one that reads nothing is right before who reads it first."""
+    """The row of every node: after the last node that it reads; a node that reads nothing is just above its first
+    reader."""
     depth: list[int] = []
     for node in nodes:
         depth.append(max((depth[i] + 1 for i in node.inputs), default=0))
@@ -70,7 +71,8 @@ def _depths(nodes: Sequence[Node]) -> list[int]:
 
 
 def _places(nodes: Sequence[Node], rows: Mapping[int, list[int]]) -> dict[int, tuple[float, float]]:
-    """Centre of every node: rows are ordered by where what they read lies, and are centred."""
+    """The centre of every node, (x, y): nodes of a row are ordered by the positions of the nodes they read, and rows
+    are centred."""
     places: dict[int, tuple[float, float]] = {}
     for row in sorted(rows):
         wanted = {}
@@ -88,7 +90,7 @@ def _places(nodes: Sequence[Node], rows: Mapping[int, list[int]]) -> dict[int, t
 
 
 def _edge(begin: tuple[float, float], end: tuple[float, float], rows: int) -> Markup:
-    """A curve from a node to one below it; a long one bends around what is between."""
+    """A curve from a node to one below it; a long edge bends around the rows between."""
     (x1, y1), (x2, y2) = begin, end
     y1, y2 = y1 + _NODE / 2, y2 - _NODE / 2
     bend = 0.0 if rows <= 1 else min(24 + 7 * rows, 96) * (1 if x1 >= x2 else -1)

@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG as text, which is escaped, and numbers in the units that people read."""
+"""Elements of HTML and SVG as escaped text, and numbers in readable units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML and must not be escaped."""
 
     __slots__ = ()
 
@@ -17,8 +17,8 @@ Child = Markup | str | int | float | None | Iterable["Child"]
 
 
 def el(tag: str, *children: Child, **attributes: object) -> Markup:
-    """One element. `class_` and `for_` lose their underscore, other underscores are dashes; None and False leave an
-    attribute out."""
+    """One element. `class_` and `for_` lose their underscore, other underscores become dashes; attributes that are None
+    or False are left out."""
     parts = []
     for name, value in attributes.items():
         if value is None or value is False:
@@ -32,12 +32,12 @@ def el(tag: str, *children: Child, **attributes: object) -> Markup:
 
 
 _NUMBER = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?: \S{1,4})?$")
-NONE = "\u2013"  # in a cell without a value
+NONE = "\u2013"  # shown in a cell without a value
 _VOID = {"rect", "line", "path", "circle", "col", "br", "meta", "input", "use"}
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Children one after the other; None is nothing."""
+    """Join children, escaped; None adds nothing."""
     out = []
     for child in children:
         if isinstance(child, Markup):
@@ -50,7 +50,7 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], class_: str = "") -> Markup:
-    """A table; columns whose cells are all numbers, with a unit or without, stand to the right by their class."""
+    """A table; columns in which all cells are numbers, with or without a unit, are right-aligned by a CSS class."""
     body = [list(row) for row in rows]
     heads = list(head)
     right = [all(_is_number(row[n]) for row in body) and heads[n] != "" for n in range(len(heads))]
@@ -69,7 +69,7 @@ def _shown(value: object) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: 3.40 GiB."""
+    """A number of bytes as text, such as 3.40 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{_digits(count)} {unit}"
@@ -78,7 +78,7 @@ def size(count: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time: 3.4 ms."""
+    """A time in seconds as text, such as 3.4 ms."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if value * factor >= 1:
             return f"{_digits(value * factor)} {unit}"
@@ -86,7 +86,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number of things: 1.24 G."""
+    """A count as text, such as 1.24 G."""
     for factor, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")):
         if abs(value) >= factor:
             return f"{_digits(value / (1e3 if unit == ' k' else factor))}{unit}"
@@ -94,7 +94,7 @@ def count(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits that count."""
+    """A number with three significant digits."""
     if value == int(value) and abs(value) < 1000:
         return str(int(value))
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

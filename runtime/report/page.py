@@ -1,4 +1,4 @@
-"""The report of an engine as one HTML page that needs nothing else: no script, font or picture from anywhere."""
+"""The report of an engine as one self-contained HTML page, without external scripts, fonts or pictures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .work import memory_section, roofline_section
 
 
 def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
-    """The page. bandwidth: GB/s at which this host reads what a decode step does, None where it was not measured. An
-    engine gives one page, but for that."""
+    """The page. bandwidth: GB/s at which this host reads as many bytes as a decode step; None if it was not measured.
+    Apart from this the page depends only on the engine."""
     sections = [
         ("graph", "The graph by stage", graph_section(facts)),
         ("roofline", "Roofline", roofline_section(facts)),
@@ -43,7 +43,7 @@ def report_page(facts: EngineFacts, bandwidth: float | None = None) -> str:
 
 
 def _beside(name: str) -> str:
-    """A file of this package, which may lie in an archive."""
+    """The text of a file of this package, which may be in an archive."""
     content = get_data(__name__.rpartition(".")[0], name)
     assert content is not None
     return content.decode()
@@ -60,7 +60,7 @@ def _title(facts: EngineFacts) -> Markup:
 
 
 def _overview(facts: EngineFacts, bandwidth: float | None) -> Markup:
-    """The figures that people ask for first."""
+    """The most important figures."""
     manifest, program = facts.manifest, facts.program
     limits = manifest.limits
     cards = [
@@ -82,14 +82,15 @@ def _overview(facts: EngineFacts, bandwidth: float | None) -> Markup:
 
 
 def _decode_seconds(facts: EngineFacts, bandwidth: float | None) -> float:
-    """The least time of a decode step of one sequence; 0.0 where nothing tells it, as of a CPU that nobody knows."""
+    """The least time in seconds of a decode step of one sequence; 0.0 if it is not known, for example for an unknown
+    CPU."""
     if bandwidth:
         return Roofline(bandwidth * 1e9).memory_seconds(decode_bytes(facts))
     return 0.0 if facts.manifest.backend == "cpu" else sum(row["seconds"] for row in decode_rows(facts))
 
 
 def _groups(facts: EngineFacts) -> str:
-    """What the groups of the KV cache keep."""
+    """A text about the tokens that the groups of the KV cache keep."""
     groups = facts.program.kv.groups
     kept = [f"{g.dtype}, {f'{g.keeps} of {g.size}' if g.size and g.keeps != 'state' else g.keeps}" for g in groups]
     return "; ".join(dict.fromkeys(kept)) or ("none" if facts.num_layers == OUTSIDE + 1 else "no groups")

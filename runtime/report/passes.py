@@ -1,4 +1,5 @@
-"""The sections "quantization" and "passes": what was stored how well, what was fused, and what was refused and why."""
+"""The sections "quantization" and "passes": the quality of stored weights, the rewrites, and the refused rules with
+their reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _MEASURES = {
 
 
 def quantization_section(facts: EngineFacts) -> list[Markup]:
-    """The signal-to-noise ratio of every quantized weight by layer, the worst of them, and what was not quantized."""
+    """The signal-to-noise ratio of every quantized weight by layer, the worst of them, and the weights that were not
+    quantized."""
     found = facts.manifest.quantization
     records: Sequence[Mapping[str, Any]] = facts.report.get("quantization", ())
     parts: list[Markup] = [el("p", f"{found.method}: {found.bits_per_weight:g} bits per weight, over all parameters.")]
@@ -42,7 +44,7 @@ def quantization_section(facts: EngineFacts) -> list[Markup]:
 
 
 def _kind(name: str) -> str:
-    """A weight's name without its layer: self_attn.q_proj."""
+    """A weight's name without its layer, such as self_attn.q_proj."""
     return re.sub(r"^.*?\.\d+\.", "", name).removesuffix(".weight")
 
 
@@ -60,7 +62,7 @@ def _worst(records: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def passes_section(facts: EngineFacts) -> list[Markup]:
-    """What every pass rewrote, how many calls were left, and why a rule did not fire."""
+    """The rewrites of every pass, the number of calls after it, and why rules did not fire."""
     rows, refused, before = [], [], None
     for found in facts.report.get("passes", ()):
         calls = found.get("calls")
@@ -91,7 +93,8 @@ def _refusals(name: str, refusals: Sequence[Mapping[str, str]]) -> Markup:
 
 
 def extra_sections(facts: EngineFacts) -> list[tuple[str, str, list[Markup]]]:
-    """(id, title, parts) of what only some engines have: kernel objects of a GPU, speculation, tuned products."""
+    """(id, title, parts) of sections that only some engines have: kernel objects of a GPU, speculation, tuned
+    products."""
     found: list[tuple[str, str, list[Markup]]] = []
     if objects := facts.report.get("objects"):
         head = ["object", "kernels", "warps", "registers", "spilled, B", "shared, B", "occupancy", "faults"]
@@ -118,7 +121,7 @@ def _known(value: int) -> object:
 
 
 def _facts_of(value: Any) -> Markup | str:
-    """Nested facts as lists."""
+    """Nested facts as nested lists."""
     if isinstance(value, Mapping):
         return el("dl", [el("div", el("dt", name), el("dd", _facts_of(part))) for name, part in value.items()])
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):

@@ -1,4 +1,4 @@
-"""The section "graph": how the compile changed it, stage by stage, down to the steps of the program."""
+"""The section "graph": how the compile changed the graph, stage by stage, down to the steps of the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .html import Markup, count, el, size, table
 _LINE = re.compile(r"%(\d+) = ([^\s(]+)\((.*)\): (.+?)(?:  # (.*))?$")
 _READ = re.compile(r"%(\d+)")
 _WEIGHT = re.compile(r"@([^\s:]+):([^\s\[]+)\[")
-_MOST_NODES = 160  # that a drawing shows; what is larger is told in numbers only
+_MOST_NODES = 160  # the most nodes that are drawn; of larger graphs only numbers are shown
 _TITLES = {
     "trace": "traced",
     "canonicalize": "canonical",
@@ -46,13 +46,13 @@ def graph_section(facts: EngineFacts) -> list[Markup]:
     """The stages in numbers, and the graph of a layer in each of them."""
     stages: Sequence[Mapping[str, Any]] = facts.report.get("stages", ())
     layer = [el("h3", "One layer in every stage"), _columns(facts, stages)]
-    if not stages:  # of an engine whose report.json does not tell of them
+    if not stages:  # the engine's report.json has no stages
         return layer
     return [_flow(facts, stages), *layer, el("h3", "Calls by op"), _ops(facts, stages)]
 
 
 def _flow(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
-    """How many calls each stage has."""
+    """A table of the number of calls in each stage."""
     numbers = [(_TITLES.get(s["name"], s["name"]), s["calls"], "calls") for s in stages]
     numbers.append(("program", len(facts.steps), "steps"))
     most = max(n for _, n, _ in numbers) or 1
@@ -70,7 +70,7 @@ def _flow(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _columns(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
-    """The layer's graph in each stage, side by side; a stage in which it did not change is left out."""
+    """The graph of a layer in each stage, side by side, without the stages that did not change it."""
     drawings: list[tuple[str, str, list[graph.Node]]] = []
     layer = 0
     for stage in stages:
@@ -92,7 +92,7 @@ def _columns(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def layers_text(layers: Sequence[int]) -> str:
-    """layers 0 to 3, 5."""
+    """A text such as: layers 0 to 3, 5."""
     if not layers or OUTSIDE in layers:
         return "no layer"
     runs: list[list[int]] = []
@@ -106,7 +106,7 @@ def layers_text(layers: Sequence[int]) -> str:
 
 
 def _parsed(lines: Sequence[str]) -> Iterator[graph.Node]:
-    """The nodes of a layer's text, see compiler/phases.py."""
+    """Parse the nodes of a layer's text, see compiler/phases.py."""
     for line in lines:
         found = _LINE.match(line)
         if found is None:
@@ -122,7 +122,7 @@ def _parsed(lines: Sequence[str]) -> Iterator[graph.Node]:
 
 
 def _typical(facts: EngineFacts, wanted: int) -> tuple[list[StepFacts], list[int]]:
-    """The steps of the layer whose kernels most layers share, and those layers."""
+    """The steps of a typical layer, one whose kernels most layers share, and the numbers of these layers."""
     by_layer: dict[int, list[StepFacts]] = {}
     for step in facts.steps:
         if step.layer != OUTSIDE:
@@ -136,7 +136,7 @@ def _typical(facts: EngineFacts, wanted: int) -> tuple[list[StepFacts], list[int
 
 
 def _of_steps(facts: EngineFacts, steps: Sequence[StepFacts]) -> Iterator[graph.Node]:
-    """The steps as nodes: one reads what the last step before it that has the buffer wrote."""
+    """The steps as nodes: a step reads the first earlier step that has one of its buffers."""
     holders: dict[str, int] = {}
     for number, step in enumerate(steps):
         inputs = tuple(dict.fromkeys(holders[name] for name in step.buffers if name in holders))
@@ -150,12 +150,12 @@ def _of_steps(facts: EngineFacts, steps: Sequence[StepFacts]) -> Iterator[graph.
 
 
 def family(op: str) -> str:
-    """The class of an op's colour."""
+    """The CSS class for an op's colour."""
     return next((kind for part, kind in _FAMILIES if part in op), "k-point")
 
 
 def _ops(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
-    """How many calls of each op every stage has."""
+    """A table of the number of calls of each op in every stage."""
     found = [(_TITLES.get(s["name"], s["name"]), s["ops"]) for s in stages]
     found.append(("program", Counter(step.op for step in facts.steps)))
     names = list(dict.fromkeys(op for _, ops in found for op in ops))

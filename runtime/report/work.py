@@ -1,4 +1,5 @@
-"""The sections "roofline" and "memory": what a step costs on the target, by op and by layer, and what it keeps."""
+"""The sections "roofline" and "memory": the time of a step on the target, by op and by layer, and the engine's
+memory."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _KINDS = {"decode": "decode, one token", "prefill_512": "prefill, 512 tokens"}
 
 
 def roofline_section(facts: EngineFacts) -> list[Markup]:
-    """The least time of a step on the target: by op on a roofline, by layer in bars, and in numbers."""
+    """The least time of a step on the target: by op on a roofline, by layer in bars, and as numbers."""
     found: Mapping[str, Any] = facts.report.get("roofline", {})
     if not found:
         return [el("p", "report.json tells of none")]
@@ -47,7 +48,7 @@ def _seconds_of(found: Mapping[str, Any], op: str) -> float:
 
 
 def _bars(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, float]]]:
-    """A bar per layer, and one for what belongs to none."""
+    """One bar per layer, and one for all ops outside the layers."""
     bars: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for group in layers:
         for layer in group["layers"] or [OUTSIDE]:
@@ -71,12 +72,13 @@ def _costs(rows: Sequence[Mapping[str, Any]], whole: float, machine: Mapping[str
 
 
 def _roofline(machine: Mapping[str, float]) -> Roofline:
-    """That of the target, as the report has it in GB/s and TFLOP/s."""
+    """The target's roofline, from the report's GB/s and TFLOP/s."""
     return Roofline(machine["bandwidth"] * 1e9, machine["peak_f16"] * 1e12)
 
 
 def _roof(found: Mapping[str, Any], machine: Mapping[str, float], classes: Mapping[str, str]) -> Markup:
-    """The ops of each kind of step under the roof: FLOP per byte against FLOP/s, as large as their share of time."""
+    """The ops of each kind of step under the roof: FLOP per byte against FLOP/s; their area is their share of the
+    time."""
     rows = [(kind, row) for kind, rows in found.items() for row in rows if row["flops"] and row["bytes"]]
     limits = _roofline(machine)
     peak, ridge = limits.rate, limits.ridge
@@ -109,7 +111,7 @@ def _roof(found: Mapping[str, Any], machine: Mapping[str, float], classes: Mappi
 
 
 def memory_section(facts: EngineFacts) -> list[Markup]:
-    """What the engine holds in memory, the arena over the steps, and the weights by layer."""
+    """The engine's memory, the arena over the steps, and the weights by layer."""
     program, limits = facts.program, facts.manifest.limits
     weights = sum(weight.nbytes for weight in program.stored.values())
     blocks = program.kv.blocks_needed(limits, limits.max_batch_size)
@@ -134,7 +136,7 @@ def memory_section(facts: EngineFacts) -> list[Markup]:
 
 
 def _arena(facts: EngineFacts) -> Markup:
-    """Every buffer as a box: from the step that writes it to the last that reads it, where it lies in the arena."""
+    """Every buffer as a box, from the step that writes it to the last that reads it, at its place in the arena."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for step in facts.steps:
@@ -178,7 +180,7 @@ _ROWS = {"tokens": "token", "logit_rows": "row of logits"}
 
 
 def _weights(facts: EngineFacts) -> list[Markup]:
-    """Bytes of the packed weights: by format in each layer, and in all."""
+    """The bytes of the packed weights, by format, per layer and in total."""
     layers: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0])
     for name, weight in facts.program.stored.items():

@@ -13,8 +13,8 @@ from .page import report_page
 
 
 def write_report(engine: str | os.PathLike[str], file: Path) -> int:
-    """Write the report of an engine directory to a file, whole or not at all ("-": to standard output); its bytes.
-    UsageError if it cannot be written, and what `read_facts` raises."""
+    """Write the report of an engine to a file, completely or not at all ("-": to standard output); returns its size in
+    bytes. UsageError if it cannot be written; also raises what `read_facts` raises."""
     facts = read_facts(engine)
     content = report_page(facts, _bandwidth(facts)).encode()
     if str(file) == "-":
@@ -37,7 +37,8 @@ def write_report(engine: str | os.PathLike[str], file: Path) -> int:
 
 
 def _bandwidth(facts: EngineFacts) -> float | None:
-    """GB/s at which this host reads what a decode step does; None for an engine that was not compiled for a host."""
+    """The GB/s at which this host reads as many bytes as a decode step; None if the engine was not compiled for a CPU
+    host."""
     if facts.manifest.target != "native" or not (once := decode_bytes(facts)):
         return None
     from ..executor.cpu.bandwidth import read_bandwidth

@@ -1,9 +1,10 @@
-"""Beam search: which continuations of a prompt go on, and which of the ended ones are the best.
+"""Beam search: selects the continuations of a prompt that are extended, and the best finished texts.
 
-As transformers 5 has it (`GenerationMixin._beam_search`): of all continuations of all beams by one token the likeliest
-are looked at, twice as many as there are beams, or more where more tokens end a text. Those that end, and are among the
-first, are kept by their score, which is the sum of their log-probabilities divided by a power of their length; the best
-of the others go on. Sums are float32, as there. Other modules refuse requests and copy blocks.
+As in transformers 5 (`GenerationMixin._beam_search`): all beams are extended by one token, and the likeliest
+continuations are considered, twice as many as there are beams, or more if more than one token ends a text.
+Continuations that end, and are among the first, are kept by their score, the sum of their log-probabilities divided by
+a power of their length; the best of the others become the next beams. Sums are float32, as there. Other modules refuse
+requests and copy blocks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ else:
 
 @dataclass(slots=True, eq=False)
 class BeamText:
-    """The text of a beam as it comes, where strings can end it."""
+    """The text of a beam, needed if strings can end it."""
 
     detokenizer: Detokenizer
     stop_finder: StopFinder
 
     def after(self, token_id: int) -> tuple[BeamText, bool]:
-        """The text with one more token, and whether a stop string ends it there."""
+        """The state after one more token, and whether a stop string ends the text there."""
         words = BeamText(self.detokenizer.copy(), self.stop_finder.copy())
         _, stopped = words.stop_finder.push(words.detokenizer.push(token_id))
         return words, stopped
@@ -38,7 +39,8 @@ class BeamText:
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """A text that may go on. number: of the sequence that computes it. score: the sum of its log-probabilities."""
+    """A text that can be continued. number: of the sequence that computes it. score: the sum of its
+    log-probabilities."""
 
     number: int
     score: float
@@ -49,7 +51,7 @@ class Beam:
 
 
 class Hypothesis(NamedTuple):
-    """A text that has ended, or may: its tokens behind the prompt, its score, and why it ends: "stop" or "length"."""
+    """A text as a result: its tokens after the prompt, its score, and why it ends: "stop" or "length"."""
 
     score: float
     tokens: tuple[int, ...]
@@ -58,7 +60,8 @@ class Hypothesis(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What may follow a beam: float32 log-probabilities `[vocab]`, and the likeliest tokens with theirs."""
+    """The continuations of a beam: float32 log-probabilities `[vocab]`, its likeliest tokens, and those to report with
+    their log-probabilities."""
 
     scores: np.ndarray
     tokens: list[int]
@@ -66,21 +69,22 @@ class _Row(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A beam with one more token."""
+    """A beam extended by one token."""
 
     score: float
     beam: Beam
     token: int
-    sampler: Sampler | None  # where its grammar has gone on already
+    sampler: Sampler | None  # the sampler after the token; None unless it follows a grammar
     words: BeamText | None
-    ends: str  # why it ends here, "" if it does not
+    ends: str  # why the text ends here, "" if it does not
 
 
 class BeamSearch:
-    """`push` for each of `running`, then `advance`, until that gives nothing.
+    """Call `push` for each of `running`, then `advance`, until that returns an empty list.
 
-    params: resolved, of `beams`. max_tokens: at most so many. end_ids: tokens that end a text. sampler: what changes
-    the logits, before any token; words: of the prompt, where there are stop strings.
+    params: resolved, with `beams`. max_tokens: the most tokens of a text. end_ids: tokens that end a text. sampler:
+    processes the logits, in its state before any token. words: the text state after the prompt; None if there are no
+    stop strings.
     """
 
     def __init__(
@@ -97,20 +101,20 @@ class BeamSearch:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again behind the prompt."""
+        """Start again after the prompt."""
         sampler, words = self._first
         self.running = [Beam(0, 0.0, (), (), sampler, words)]
         self.finished: list[Hypothesis] = []
         self._rows: dict[int, _Row] = {}
         self._length = 0
-        self._hopeful = True  # whether a beam may become better than what has ended
+        self._hopeful = True  # whether a beam may become better than the finished texts
 
     def lost(self) -> None:
-        """The logits of all beams will come again."""
+        """Drop the logits that were pushed: those of all beams will be pushed again."""
         self._rows.clear()
 
     def push(self, number: int, logits: np.ndarray) -> bool:
-        """The logits behind a beam, float32 `[vocab]`, which are left as they are; False if they are not numbers."""
+        """Take the logits after a beam, float32 `[vocab]`, which are not modified; False if they are not numbers."""
         beam = next(beam for beam in self.running if beam.number == number)
         scores = beam.sampler.log_probabilities(logits)
         if scores is None:
@@ -126,12 +130,12 @@ class BeamSearch:
 
     @property
     def ready(self) -> bool:
-        """Whether the logits of all beams have come."""
+        """Whether the logits of all beams were pushed."""
         return len(self._rows) == len(self.running)
 
     def advance(self) -> list[tuple[int, int]]:
-        """Go on by one token: the (number, token) of each beam that is one now; `placed` says what numbers those get.
-        None if the search is over. Requires `ready`."""
+        """Extend the search by one token. Returns (number of the parent, token) for each new beam, which gets its own
+        number from `placed`; an empty list if the search is over. Requires `ready`."""
         assert self.ready
         candidates = self._candidates()
         going_on = [one for one in candidates if not one.ends][: self.params.beams]
@@ -141,7 +145,7 @@ class BeamSearch:
             self._hopeful = self._hopeful and self._may_improve(going_on[0].score)
         full = len(self.finished) == self.params.beams
         if not going_on:
-            self.running = []  # what they are without an end is no text
+            self.running = []  # the old beams have not ended, so they are no results
         if not going_on or not self._hopeful or (full and self.params.early_stopping is True):
             return []
         parents = [one.beam.number for one in going_on]
@@ -150,12 +154,12 @@ class BeamSearch:
         return [(parent, one.token) for parent, one in zip(parents, going_on, strict=True)]
 
     def placed(self, numbers: Sequence[int]) -> None:
-        """The sequences that compute the beams from now on."""
+        """Set the numbers of the sequences that compute the running beams from now on."""
         for beam, number in zip(self.running, numbers, strict=True):
             beam.number = number
 
     def best(self, count: int) -> list[Hypothesis]:
-        """The best texts, best first: those that have ended, and beams as they are where there are too few."""
+        """The best `count` texts, best first: finished ones, and running beams if there are too few."""
         found = self.finished[:count]
         running = [
             Hypothesis(self._penalised(beam.score, max(len(beam.tokens), 1)), beam.tokens, beam.logprobs, "length")
@@ -181,7 +185,7 @@ class BeamSearch:
                 sampler = None
                 if beam.sampler.follows_grammar:
                     sampler, allowed = beam.sampler.after(token)
-                    if allowed is not None:  # the grammar turned it down, and says now what it takes
+                    if allowed is not None:  # the grammar refused the token; `allowed` is now exact
                         scores = np.where(allowed, self._rows[beam.number].scores, np.float32(-np.inf))
                         self._rows[beam.number] = self._row(scores)
                         narrowed = True
@@ -192,7 +196,7 @@ class BeamSearch:
                 return candidates
 
     def _ends(self, beam: Beam, token: int) -> tuple[BeamText | None, str]:
-        """The text of a continuation, and why it ends."""
+        """The text state of a continuation, and why it ends; "" if it does not."""
         words, stopped = (None, False) if beam.words is None else beam.words.after(token)
         if stopped or token in self._end_ids:
             return words, "stop"
@@ -208,13 +212,13 @@ class BeamSearch:
         row = self._rows[one.beam.number]
         return (*one.beam.logprobs, TokenLogprob(one.token, float(row.scores[one.token]), row.top))
 
-    # -- what has ended ----------------------------------------------------------------------------------------------
+    # -- finished texts ----------------------------------------------------------------------------------------------
 
     def _penalised(self, score: float, length: int) -> float:
         return float(np.float32(score) / np.float32(length**self.params.length_penalty))
 
     def _finish(self, ended: Sequence[_Candidate]) -> None:
-        """Keep what has ended, the best of all so far."""
+        """Add ended candidates to the finished texts, of which the best are kept."""
         beams = self.params.beams
         full = len(self.finished) == beams
         if not self._hopeful or (full and self.params.early_stopping is True):
@@ -226,8 +230,8 @@ class BeamSearch:
         self.finished = sorted(self.finished, key=lambda one: -one.score)[:beams]
 
     def _may_improve(self, best: float) -> bool:
-        """Whether the best beam may become better than the worst of what has ended: exactly so where it is never
-        stopped early and longer texts do not score more, else by a rule of thumb."""
+        """Whether the best beam may become better than the worst finished text. This is exact if early_stopping is
+        "never" and longer texts do not score more; else it is a heuristic."""
         if len(self.finished) < self.params.beams:
             return True
         longest = self.params.early_stopping == "never" and self.params.length_penalty > 0

@@ -20,10 +20,10 @@ else:
 
 
 class PooledRequest:
-    """A prompt that is under way as the request `scores`.
+    """A prompt whose hidden states are read by the request `scores`.
 
-    Every row counts where all are pooled, else the one row that the request asks for. tail: layers behind the pooling.
-    skipped: so many of the first tokens are not pooled; at least the last one is.
+    All rows are pooled if the pooling uses every token; else the one row that the request asks for. tail: layers after
+    the pooling. skipped: how many of the first tokens are not pooled; at least the last token is.
     """
 
     def __init__(self, scores: ScoreRequest, facts: EmbeddingFacts, tail: Tail = (), skipped: int = 0) -> None:
@@ -36,9 +36,9 @@ class PooledRequest:
             self._totals["max"] -= np.inf
 
     def advance(self) -> None:
-        """Take in the hidden states that came since the last call. Raises what ended the request."""
+        """Take in the hidden states that arrived since the last call. Raises the error that ended the request."""
         for chunk in self.scores.take():
-            for row in chunk:  # one after the other, so that the bits do not depend on how steps cut the prompt
+            for row in chunk:  # row by row, so that the bits do not depend on the chunks of the prompt
                 if self._seen >= self._first:
                     self._take(row)
                 self._seen += 1
@@ -59,7 +59,7 @@ class PooledRequest:
 
     @property
     def complete(self) -> bool:
-        """Whether every row that counts has come."""
+        """Whether all rows to pool have arrived."""
         return self._seen >= self._rows
 
     def vector(self) -> np.ndarray:
@@ -71,25 +71,26 @@ class PooledRequest:
         return scaled(vector) if self._facts.normalize else vector
 
     def _divisor(self, kind: str) -> float:
-        """What the sum, or the maximum, of the pooled rows is divided by."""
+        """The divisor for the sum, or the maximum, of the pooled rows."""
         first, last = self._first, self._rows
         weights = (last * (last + 1) - first * (first + 1)) / 2
         return {"mean": last - first, "weightedmean": weights, "mean_sqrt_len": (last - first) ** 0.5}.get(kind, 1.0)
 
 
 def counts_every_row(facts: EmbeddingFacts) -> bool:
-    """Whether the hidden states of all tokens are wanted, which the program does not pool itself."""
+    """Whether the hidden states of all tokens are needed, because the program does not pool them itself."""
     return not facts.pooled and (facts.pooling in POOLED_ROWS or bool(facts.also) or facts.skips_prompt)
 
 
 def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """The first `dimensions` numbers of a vector, at length 1 where that leaves any out; all for None."""
+    """The first `dimensions` elements of a vector, scaled to length 1 if that leaves any out; None: the whole
+    vector."""
     return vector if dimensions is None or dimensions >= len(vector) else scaled(vector[:dimensions])
 
 
 def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: int | None) -> np.ndarray:
-    """Vectors as one array [n, dimensions], each `shortened`; dimensions None: all of them. RequestError if they are
-    not as long."""
+    """Vectors as one array [n, dimensions], each `shortened`; dimensions None: all elements. RequestError if
+    `dimensions` is not in 1 .. the model's dimension."""
     width = facts.dimension if dimensions is None else dimensions
     if not 1 <= width <= facts.dimension:
         raise RequestError(
@@ -100,7 +101,7 @@ def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: in
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A document of a query: its place in the list that was given, its score, and its text."""
+    """A document ranked for a query: its index in the given list, its score, and its text."""
 
     index: int
     score: float
@@ -108,7 +109,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: EmbeddingFacts) -> list[Ranked]:
-    """The documents by their scores, the best first. vectors: `[labels]` of each, see `score_of`."""
+    """The documents by descending score. vectors: logits `[labels]` per document, see `score_of`."""
     found = [
         Ranked(index, score_of(vector, facts), document)
         for index, (document, vector) in enumerate(zip(documents, vectors, strict=True))
@@ -117,8 +118,8 @@ def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: Embed
 
 
 def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
-    """The score of a pair of texts, of its logits `[labels]`. With two labels, the second means that the texts belong
-    together; the score is its probability, if scores are within 0..1."""
+    """The score of a pair of texts from its logits `[labels]`. Of two labels, the second means that the texts belong
+    together; the score is its probability if `facts.scores` is "sigmoid"."""
     value = float(vector[0]) if len(vector) == 1 else float(vector[1]) - float(vector[0])
     if facts.scores != "sigmoid":
         return value

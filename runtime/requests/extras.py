@@ -1,4 +1,4 @@
-"""Extras of requests: what they give per token besides ids, see `ScheduledSequence.extras`."""
+"""Extras of requests: their inputs per token besides ids, see `ScheduledSequence.extras`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..format.batch import BatchArray
 
 
 def check_extras(extras: Extras, inputs: Sequence[BatchArray], longest: int) -> None:
-    """RequestError for what the program declares no input for, and for what is not whole rows of at most `longest`
-    tokens."""
+    """Raise RequestError for extras that the program does not declare as inputs, and for bytes that are not whole rows
+    of at most `longest` tokens."""
     known = {array.name: array for array in inputs}
     for name, rows in extras.items():
         if name not in known:
@@ -28,8 +28,8 @@ def check_extras(extras: Extras, inputs: Sequence[BatchArray], longest: int) -> 
 
 
 def isolating_salt(salt: bytes, extras: Extras) -> bytes:
-    """A salt that requests share only if they share `salt` and give equal extras: on these the KV of equal tokens
-    depends. The slot of an adapter does not count, see `Standing.adapter`."""
+    """A salt that is equal only for requests with equal `salt` and equal extras, because the KV of equal tokens depends
+    on these. The slot of an adapter is left out, see `Standing.adapter`."""
     extras = {name: rows for name, rows in extras.items() if name != ADAPTER.name}
     if not extras:
         return salt

@@ -1,4 +1,4 @@
-"""Generation: a request that samples, and the completion that it becomes."""
+"""Generation: a request that samples, and its result, a Completion."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Completion:
 
     finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens or the engine's max_seq_len),
     "abort", or "error" (the model's logits were not numbers; the tokens before are kept); in a stream also "too_few",
-    where a beam search found no text, which `generate` raises. `token_ids` include the token that ended it, `text` does
-    not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
-    `score` is what a beam search ranks by: the sum of the tokens' log-probabilities over their number to the power of
-    `length_penalty`. Of a conversation `text` is what is said to the user; `reasoning` is what the model thought
-    before, if it did, and `tool_calls` are the tools that it wants called: finish_reason is "tool_calls" then.
+    if a beam search found no text (`generate` raises an error instead). `token_ids` include the token that ended it,
+    `text` does not. `logprobs`: per token; None if not wanted. `index` counts the completions of one prompt. `score`
+    ranks the results of a beam search: the sum of the tokens' log-probabilities divided by their number to the power of
+    `length_penalty`; None without beam search. In a conversation, `text` is for the user, `reasoning` is what the model
+    thought before (None: nothing), and `tool_calls` are the tools that it calls; finish_reason is "tool_calls" then.
     """
 
     text: str
@@ -54,7 +54,7 @@ class Completion:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message, to be put behind the conversation that it answers."""
+        """The answer as a message, to be appended to the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -63,7 +63,7 @@ class Completion:
         return message
 
     def read_by(self, make: MakeReader | None) -> Completion:
-        """What it is as an answer that is read: words, thoughts and calls. make None: words alone."""
+        """The completion split into text, thoughts and calls by a reader. make None: it is text only, and unchanged."""
         if make is None:
             return self
         from ..reading.answer import Answer
@@ -79,10 +79,10 @@ class Completion:
 
 
 class Generation(Request, eq=False, kw_only=True):
-    """A request that samples: its sampler, its text so far, and the outputs that nobody has taken yet.
+    """A request that samples: its sampler, its text so far, and the outputs that were not taken yet.
 
     `detokenizer` and `stop_finder` are None in an engine without tokenizer. `end_ids` are the tokens that end it.
-    `index` counts the completions of one prompt. `search`: what finds its tokens, where a beam search does.
+    `index` counts the completions of one prompt. `search`: the beam search that finds its tokens; None if it samples.
     """
 
     params: SamplingParams
@@ -98,7 +98,7 @@ class Generation(Request, eq=False, kw_only=True):
     first_token: float | None = None
     score: float | None = None
     search: Request | None = None
-    _held: list[Output] = msgspec.field(default_factory=list)  # of the step under way, till it is known how it goes on
+    _held: list[Output] = msgspec.field(default_factory=list)  # outputs of the current step, until `deliver`
 
     @property
     def sampled(self) -> Sequence[int]:
@@ -109,7 +109,7 @@ class Generation(Request, eq=False, kw_only=True):
         return len(self.token_ids) >= self.spec.max_new_tokens
 
     def take(self, walk: AcceptedTokens) -> StepOutcome:
-        """Take the tokens of a step one by one, as far as the request goes on. `deliver` gives their outputs."""
+        """Take the tokens of a step one by one, until one ends the request. `deliver` returns their outputs."""
         for number, sample in enumerate(walk.samples[:-1]):
             outcome = self.take_one(sample)
             if outcome.verdict is not Verdict.CONTINUE:
@@ -117,10 +117,10 @@ class Generation(Request, eq=False, kw_only=True):
         return self.take_one(walk.samples[-1])._replace(accepted=walk.accepted)
 
     def take_one(self, sample: SampledToken | None) -> StepOutcome:
-        """Take one token; None where the logits were not numbers."""
+        """Take one token; None if the logits were not numbers."""
         try:
             verdict, text = (Verdict.ERROR, "") if sample is None else self.accept(sample)
-        except Exception as error:  # of the tokenizer, on this request's tokens: the others go on
+        except Exception as error:  # the tokenizer failed on this request's tokens; other requests continue
             self.fault = error
             verdict, text = Verdict.ERROR, ""
         if sample is None or verdict is Verdict.ERROR:
@@ -130,7 +130,8 @@ class Generation(Request, eq=False, kw_only=True):
         return StepOutcome(self.request_id, sample.token_id, verdict)
 
     def deliver(self, reason: str | None = None) -> list[Output]:
-        """One output per token that came since the last call. With a reason, the last one ends the request."""
+        """One output per token since the last call. reason: ends the request with the last output; None: it
+        continues."""
         outputs, self._held = self._held, []
         if reason is not None:
             last = outputs.pop() if outputs else Output(self.request_id, None)
@@ -144,12 +145,12 @@ class Generation(Request, eq=False, kw_only=True):
     def _last_words(self) -> str:
         try:
             return self.flush()
-        except Exception as error:  # a detokenizer that has failed once may do so again
+        except Exception as error:  # a detokenizer that failed once may fail again
             self.fault = self.fault or error
             return ""
 
     def accept(self, sample: SampledToken) -> tuple[Verdict, str]:
-        """Take a sampled token: whether the request goes on, and the text that the token made safe to show."""
+        """Take a sampled token; returns whether the request continues, and the text that is now safe to show."""
         self.token_ids.append(sample.token_id)
         if sample.logprob is not None:
             self.logprobs.append(sample.logprob)
@@ -177,7 +178,7 @@ class Generation(Request, eq=False, kw_only=True):
         return text
 
     def completion(self) -> Completion:
-        """The result; requires that the request has finished. Raises the fault that ended it."""
+        """The result; requires that the request has ended. Raises the error that ended it."""
         if self.fault is not None:
             raise self.fault
         assert self.finish_reason is not None and self.finished is not None

@@ -1,4 +1,4 @@
-"""Increment: a piece of a completion, as it comes."""
+"""Increment: a chunk of a streamed completion."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Increment(str):
-    """The text that became safe to show since the last increment, which it is itself, and where it comes from.
+    """The text that became safe to show since the last increment, as a str with attributes.
 
-    token_ids: the new token, or none; a piece may have a token and no text (half a character, the end token), and text
-    and no token (what was held back). finish_reason: None but in the last one, see Completion. logprobs: of the token,
-    if wanted. Of a conversation the text is what is said to the user; reasoning is what the model thinks, and
-    tool_calls are those that are whole with this piece.
+    token_ids: the new token, or empty. An increment may have a token and no text (half a character, the end token), or
+    text and no token (text that was held back). finish_reason: None except in the last increment, see Completion.
+    logprobs: of the token; None if not wanted. In a conversation, the text is for the user, reasoning is what the model
+    thinks, and tool_calls are those that this increment completes.
     """
 
     __slots__ = ("finish_reason", "logprobs", "reasoning", "token_ids", "tool_calls")
@@ -31,7 +31,7 @@ class Increment(str):
 
     @property
     def text(self) -> str:
-        """The piece as a plain string."""
+        """The text as a plain string."""
         return str(self)
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class Increment(str):
 
     @classmethod
     def of(cls, output: Output) -> Increment:
-        """What an output of a request gives."""
+        """The increment of an output of a request."""
         made = cls(output.text)
         made.token_ids = () if output.token_id is None else (output.token_id,)
         made.finish_reason = output.finish_reason
@@ -48,7 +48,7 @@ class Increment(str):
         return made
 
     def read_by(self, answer: Answer | None) -> Increment:
-        """What it tells of an answer that is read."""
+        """The increment split into text, thoughts and calls by a reader; answer None: unchanged."""
         if answer is None:
             return self
         told = answer.push(self, self.finish_reason)

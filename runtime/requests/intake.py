@@ -1,4 +1,4 @@
-"""Intake: what a request must be before it is queued, and the Generation made of it."""
+"""Intake: checks requests before they are queued, and makes their Generations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .tail import Tail
 
 
 class Intake:
-    """Checks prompts and parameters against an engine. Errors are RequestErrors. tail: what is behind its pooling.
-    inputs: what its program declares."""
+    """Checks prompts and parameters for an engine. Errors are RequestErrors. tail: the layers after its pooling.
+    inputs: those that its program declares."""
 
     def __init__(
         self, manifest: Manifest, tokenizer: Tokenizer | None, tail: Tail = (), inputs: Sequence[BatchArray] = ()
@@ -29,20 +29,21 @@ class Intake:
         self._manifest, self._tokenizer, self.tail, self._inputs = manifest, tokenizer, tail, inputs
 
     def check_generates(self) -> None:
-        """RequestError if the engine was compiled for embeddings."""
+        """Raise RequestError if the engine was compiled for embeddings."""
         facts = self._manifest.embedding
         if facts is not None:
             made = "to score texts" if facts.scores else "for embeddings"
             raise RequestError(f"the engine was compiled {made} and has no logits", "compile the model without --task")
 
     def embedding(self) -> EmbeddingFacts:
-        """How the engine embeds, or scores; RequestError if it was compiled to generate."""
+        """The facts of an engine that embeds or scores; RequestError if it was compiled to generate."""
         if self._manifest.embedding is None:
             raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
         return self._manifest.embedding
 
     def check_scores(self, scores: bool) -> EmbeddingFacts:
-        """As `embedding`; RequestError too if the engine scores texts and does not embed them, or the other way."""
+        """As `embedding`; RequestError also if the engine scores texts and `scores` is False, or the other way
+        round."""
         facts = self.embedding()
         if scores and not facts.scores:
             raise RequestError("the engine was compiled for embeddings", "compile the model with --task rerank")
@@ -51,7 +52,8 @@ class Intake:
         return facts
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token; else RequestError."""
+        """The prompt's token ids, a bos token for an empty prompt. RequestError if a token is not in the vocabulary, or
+        if the prompt is too long."""
         model, limits = self._manifest.model, self._manifest.limits
         token_ids = tuple(map(int, prompt))
         if not token_ids:
@@ -72,14 +74,14 @@ class Intake:
         return token_ids
 
     def extras(self, extras: Extras) -> Extras:
-        """What a request gives per token: whole rows of inputs that the engine has, of no more tokens than it takes."""
+        """A request's extras, checked: see `check_extras`."""
         if extras:
             check_extras(extras, self._inputs, self._manifest.limits.max_seq_len)
         return extras
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the engine's defaults filled in. RequestError for tokens that the vocabulary does not
-        have, and for stop words where there is no text."""
+        """The parameters with the engine's defaults filled in. RequestError for tokens outside the vocabulary, and for
+        stop strings without a tokenizer."""
         params = params.resolve(self._manifest.sampling)
         vocab_size = self._manifest.model.vocab_size
         given = {
@@ -99,9 +101,9 @@ class Intake:
         return params
 
     def first_turn(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt are its first turn: those to the first that ends one; 0 if none does.
+        """The length in tokens of a prompt's first turn, which ends at the first end token; 0 if there is none.
 
-        Templates end turns of the system and of users as the model ends its own.
+        Templates end turns of the system and of users with the same token as the model's turns.
         """
         ends = set(self._manifest.model.eos_token_ids)
         return next((at + 1 for at, token in enumerate(prompt) if at and token in ends), 0)
@@ -113,7 +115,7 @@ class Intake:
     def generation(
         self, spec: RequestSpec, params: SamplingParams, index: int, constraint: Constraint | None
     ) -> Generation:
-        """Completion `index` of a checked prompt. constraint: None for any tokens."""
+        """Make completion `index` of a checked prompt. constraint: None: any tokens are allowed."""
         prompt = spec.token_ids
         model, tokenizer = self._manifest.model, self._tokenizer
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
@@ -130,7 +132,7 @@ class Intake:
     def search(
         self, spec: RequestSpec, generations: Sequence[Generation], constraint: Constraint | None
     ) -> SearchRequest:
-        """What searches for the completions of a checked prompt. constraint: None for any tokens."""
+        """Make the beam search for the completions of a checked prompt. constraint: None: any tokens are allowed."""
         first = generations[0]
         params = first.params
         sampler = Sampler(params, spec.token_ids, self._manifest.model.vocab_size, first.end_ids, 0, constraint)

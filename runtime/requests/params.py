@@ -1,4 +1,4 @@
-"""SamplingParams: how one request is sampled, validated when it is made."""
+"""SamplingParams: how one request is sampled; validated at construction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..watermark.settings import FORM, Watermark, watermark
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
 
-# inclusive bounds of the numeric fields, one table for validation and documentation
+# inclusive bounds of the numeric fields, for validation and documentation
 BOUNDS: dict[str, tuple[float, float]] = {
     "max_tokens": (0, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
@@ -45,45 +45,47 @@ MAX_SCORED = 256
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample one request. None means the engine's default, and greedy or off if it has none.
+    """How to sample one request. None means the engine's default; if it has none, greedy or off.
 
-    max_tokens: most tokens to generate; min_tokens: end and stop tokens are not sampled before that many.
+    max_tokens: the most tokens to generate; min_tokens: end and stop tokens are not sampled before so many tokens.
     temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: 1 and 0 are off; applied in the order temperature, top_k,
     top_p, min_p. repetition_penalty acts on the tokens of prompt and output, presence_penalty and frequency_penalty on
-    those of the output. logit_bias: added to the logits of token ids. seed: the same seed gives the same tokens
-    whatever runs beside; None draws one. stop: strings that end the text (not part of it); stop_token_ids end it as
-    well. ignore_eos: go on after the model's end token. logprobs: None, or how many of the likeliest tokens to report
-    per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
-    string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
-    generated. allowed_token_ids: nothing else is sampled; None for any token. score_ids: with logprobs, the tokens to
-    report at every position instead of the likeliest. watermark: how tokens are marked, as Watermark or its text.
-    speculative: False decodes it without guesses, which changes its speed alone.
+    those of the output. logit_bias: added to the logits of token ids. seed: the same seed gives the same tokens,
+    whatever other requests run; None: a random seed. stop: strings that end the text (and are not part of it);
+    stop_token_ids: tokens that end it. ignore_eos: continue after the model's end token. logprobs: how many of the
+    likeliest tokens to report per position besides the sampled one; None: report nothing. n: the number of independent
+    completions. include_stop: keep the stop string that ended the text. skip_special_tokens: leave special tokens out
+    of the text. bad_words: token sequences that are not generated. allowed_token_ids: only these are sampled; None: any
+    token. score_ids: with logprobs, the tokens to report at every position instead of the likeliest. watermark: how
+    tokens are marked, as Watermark or its text; None: they are not. speculative: False: decode without speculation,
+    which changes only the speed.
 
-    beams: with 2 or more, beam search: the `n` best of the texts that so many beams find, instead of sampling.
-    length_penalty, early_stopping: as transformers has them. A text's score is the sum of its tokens' log-probabilities
-    over their number to the power of length_penalty. The search is over when as many texts have ended as there are
-    beams (early_stopping True), when a beam is unlikely to become better than those (False), or cannot ("never").
-    Penalties and biases are on log-probabilities then, and logprobs tell of what comes of that.
+    beams: 2 or more: beam search instead of sampling; the results are the `n` best texts that so many beams find.
+    length_penalty, early_stopping: as in transformers. A text's score is the sum of its tokens' log-probabilities
+    divided by their number to the power of length_penalty. The search ends when as many texts have ended as there are
+    beams (early_stopping True), when beams are unlikely to become better than these (False), or when they cannot
+    ("never"). Penalties and biases then apply to log-probabilities, and logprobs report the result.
 
-    What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
-    regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
-    text that this grammar in Lark's EBNF derives from its rule `start`. The text is whole if the finish reason is
-    "stop"; stop, stop_token_ids, ignore_eos and min_tokens do not count then, as the grammar says where a text may end.
+    At most one of these may constrain the text: json_schema: a JSON value that this schema (a dict, or its text)
+    allows; regex: a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole;
+    grammar: a text that this grammar in Lark's EBNF derives from its rule `start`. The text is complete if the finish
+    reason is "stop". With a constraint, stop, stop_token_ids, ignore_eos and min_tokens are ignored, because the
+    grammar says where a text may end.
     """
 
     max_tokens: int = setting(128, "Most tokens to generate.")
     temperature: float | None = setting(None, "0 is greedy.", unset="the engine's")
-    top_p: float | None = setting(None, "Likeliest tokens with this probability in all.", unset="the engine's")
-    top_k: int | None = setting(None, "So many of the likeliest tokens; 0 is all.", unset="the engine's")
-    min_p: float | None = setting(None, "Tokens at least so probable, against the likeliest.", unset="the engine's")
-    repetition_penalty: float | None = setting(None, "On tokens of prompt and output; 1 is none.", unset="the engine's")
-    presence_penalty: float = setting(0.0, "On tokens that the output has.")
-    frequency_penalty: float = setting(0.0, "On tokens, as often as the output has them.")
+    top_p: float | None = setting(None, "Likeliest tokens with this total probability.", unset="the engine's")
+    top_k: int | None = setting(None, "So many of the likeliest tokens; 0: all tokens.", unset="the engine's")
+    min_p: float | None = setting(None, "Least probability, as a share of the largest.", unset="the engine's")
+    repetition_penalty: float | None = setting(None, "For tokens of prompt and output; 1 is off.", unset="the engine's")
+    presence_penalty: float = setting(0.0, "For tokens that are in the output.")
+    frequency_penalty: float = setting(0.0, "For each time that a token is in the output.")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = setting(None, "The same seed gives the same tokens.", unset="drawn")
     stop: tuple[str, ...] = setting((), "End before this text (repeatable).", metavar="TEXT")
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = setting(False, "Go on after the model's end token.")
+    ignore_eos: bool = setting(False, "Continue after the model's end token.")
     min_tokens: int = setting(0, "Least tokens to generate.")
     logprobs: int | None = None
     n: int = 1
@@ -102,7 +104,7 @@ class SamplingParams:
     beams: int = setting(1, "Beam search with N beams instead of sampling; 1 turns it off.")
     length_penalty: float = setting(1.0, "For beams: above 0 prefers longer texts, below 0 shorter ones.")
     early_stopping: bool | str = setting(
-        False, "Of beams: true, false or never, as transformers has it.", metavar="WHEN", read=stops_early
+        False, "For beams: true, false or never, as in transformers.", metavar="WHEN", read=stops_early
     )
 
     def __post_init__(self) -> None:
@@ -136,7 +138,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken: a temperature of 0, or None."""
+        """Whether the likeliest token is taken: the temperature is 0 or None."""
         return not self.temperature
 
     @property
@@ -145,12 +147,12 @@ class SamplingParams:
         return self.json_schema is not None or self.regex is not None or self.grammar is not None
 
     def of_a_form(self) -> SamplingParams:
-        """These parameters for a text that follows a grammar, which alone says where it ends: what a stop string or
-        token cuts would be no such text."""
+        """These parameters without stop conditions, for a text under a grammar: only the grammar says where the text
+        ends."""
         return replace(self, ignore_eos=False, min_tokens=0, stop=(), stop_token_ids=(), include_stop=False)
 
     def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
-        """These parameters with every None that has a default filled in. Beams do not sample."""
+        """These parameters with defaults in place of None. With beams the temperature is 0."""
         return replace(
             self,
             temperature=0.0 if self.beams > 1 else _first(self.temperature, defaults.temperature, 0.0),
@@ -162,8 +164,8 @@ class SamplingParams:
 
 
 def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    """One SamplingParams for each of so many prompts; None is the default for all. RequestError if they are not as
-    many."""
+    """One SamplingParams for each of `count` prompts; params None: the default for all. RequestError if their number
+    differs."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
@@ -178,7 +180,7 @@ def _first(*values: float | None) -> float:
 def _invalid(name: str, value: object, rule: str) -> RequestError:
     try:
         shown = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         shown = "a huge number"
     return RequestError(f"{name} = {shown if len(shown) <= 60 else shown[:60] + '…'}: {rule}", field=name)
 
@@ -191,7 +193,7 @@ def _check_number(name: str, value: object) -> None:
     word = "an integer" if name in INTEGERS else "a number"
     if not isinstance(value, kind) or isinstance(value, bool):
         raise _invalid(name, value, f"must be {word}")
-    if not low <= value <= high:  # false for NaN too
+    if not low <= value <= high:  # NaN fails this, too
         raise _invalid(name, value, f"must be from {bounds(low, high)}")
 
 
@@ -210,7 +212,7 @@ def _read_schema(text: str) -> object:
 
 
 def _check_form(json_schema: object, regex: object, grammar: object) -> None:
-    """What the text must be."""
+    """Check the constraints of the text."""
     given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -223,7 +225,7 @@ def _check_form(json_schema: object, regex: object, grammar: object) -> None:
 
 
 def _check_beams(params: SamplingParams) -> None:
-    """What goes together with beams, and what only with them."""
+    """Check the parameters of beam search, and those that exclude it."""
     if params.early_stopping not in (True, False, "never") or not isinstance(params.early_stopping, bool | str):
         raise _invalid("early_stopping", params.early_stopping, 'must be true, false or "never"')
     if params.beams == 1:
@@ -249,7 +251,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
 
 
 def _check_words(params: SamplingParams) -> None:
-    """What may not be sampled, and what only may."""
+    """Check forbidden and allowed tokens."""
     object.__setattr__(params, "bad_words", tuple(tuple(word) for word in params.bad_words))
     if len(params.bad_words) > MAX_BAD_WORDS or not all(params.bad_words):
         raise _invalid("bad_words", len(params.bad_words), f"at most {MAX_BAD_WORDS} sequences, none of them empty")

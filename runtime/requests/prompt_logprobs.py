@@ -1,4 +1,4 @@
-"""PromptScores: log-probabilities of a prompt's own tokens, reduced chunk by chunk as the logits come."""
+"""PromptScores: log-probabilities of a prompt's own tokens, computed chunk by chunk as the logits arrive."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from .scores import ScoreRequest
 
 
 class PromptScores:
-    """A prompt that is under way as the request `scores`; a row predicts the token after it, so the last row is not
-    needed. `top`: how many of the likeliest tokens are told of."""
+    """A prompt that is read by the request `scores`. A row predicts the next token, so the last row is not needed. top:
+    how many of the likeliest tokens to report."""
 
     def __init__(self, scores: ScoreRequest, top: int) -> None:
         self.scores = scores
@@ -16,7 +16,7 @@ class PromptScores:
         self._top, self._rows = top, 0
 
     def advance(self) -> None:
-        """Take in the logits that came since the last call. Raises what ended the request."""
+        """Take in the logits that arrived since the last call. Raises the error that ended the request."""
         for chunk in self.scores.take():
             for row in chunk:
                 self._rows += 1
@@ -25,5 +25,5 @@ class PromptScores:
 
     @property
     def complete(self) -> bool:
-        """Whether every row of the prompt has come."""
+        """Whether all rows of the prompt have arrived."""
         return self._rows >= len(self.scores.prompt)

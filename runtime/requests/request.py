@@ -11,10 +11,11 @@
 
 `hold` leads to HELD from every state but that and ENDED, `end` to ENDED from everywhere.
 
-A request waits with the scheduler until it is let into the batch, and again after it was preempted. A step may verify
-guesses of it. After a step that failed, whoever is not on trial is held: nobody may run beside the suspects, of which
-the culprit ends. A request ends once, in whatever state it is: by its own tokens, by an error, or because it is
-cancelled or past its deadline. `RequestTable` sees to it that the scheduler agrees; nobody else moves a request.
+A request waits with the scheduler until it is admitted to the batch, and again after it was preempted. A step may
+verify guesses of it. After a failed step, all requests that are not on trial are held: none may run beside the
+suspects, of which the culprit ends. A request ends once, from any state: by its own tokens, by an error, or because it
+is cancelled or past its deadline. Only `RequestTable` changes a request's state, and keeps the scheduler consistent
+with it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .sampler import TokenLogprob
 
 
 class State(Enum):
-    """Where a request is; see the module."""
+    """The state of a request; see the module's docstring."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -43,16 +44,16 @@ class State(Enum):
 
 
 class IllegalTransition(RuntimeError):
-    """A request was to go where it cannot go from where it is: a bug."""
+    """A transition that a request's state does not allow: a bug."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What decides the order of requests and which KV blocks they share. A lower priority number runs first, clients
-    (API keys) of equal priority get equal shares, and only requests with the same salt and equal extras share KV
-    blocks. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter: an id of the request's
-    adapter, b"" for none; unlike its slot, the id is never used again. adapter_from: the first token that is computed
-    with the adapter; blocks before it are shared with requests without one. first_turn: the number of first tokens that
-    other requests probably share; 0: found in the prompt."""
+    """The facts that decide the order of requests and which KV blocks they share. priority: lower numbers run first.
+    client: an API key; clients of equal priority get equal shares. Only requests with the same salt and equal extras
+    share KV blocks. extras: inputs per token besides ids, see `ScheduledSequence.extras`. adapter: an id of the
+    request's adapter, b"" for none; unlike a slot, an id is never used again. adapter_from: the first token that is
+    computed with the adapter; blocks before it are shared with requests without adapters. first_turn: how many of the
+    first tokens other requests probably share; 0: derive it from the prompt."""
 
     priority: int = 0
     client: str = ""
@@ -64,8 +65,9 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Output(NamedTuple):
-    """At most one token that a step gave to one request, and the text that became safe to show. `stop` is the stop
-    string that ended it, if one did; `score` comes with the end of what was searched for, see Completion."""
+    """At most one token that a step gave to one request, and the text that became safe to show. stop: the stop string
+    that ended it; None if none did. score: set in the last output of a beam search's text, see Completion; else
+    None."""
 
     request_id: int
     token_id: int | None
@@ -77,13 +79,13 @@ class Output(NamedTuple):
 
 
 class Request(msgspec.Struct, eq=False, kw_only=True):
-    """What every request has, whether it samples (Generation) or is scored (Scores).
+    """The base of all requests, those that sample (Generation) and those that are scored (ScoreRequest).
 
     spec: the request as the scheduler gets it.
-    arrival: when it came, in seconds of `time.perf_counter`.
-    num_cached_tokens: tokens of the prompt that the prefix cache had; None before the first step.
-    queued_s: seconds from the arrival to the first step.
-    fault: the exception that ended it with "error"; None where the model's logits were no numbers, and before an end.
+    arrival: when it arrived, in seconds of `time.perf_counter`.
+    num_cached_tokens: how many tokens of the prompt were in the prefix cache; None before the first step.
+    queued_s: seconds from the arrival to the first step; 0 before it.
+    fault: the exception that ended it with "error"; None if the model's logits were not numbers, and before the end.
     """
 
     spec: RequestSpec
@@ -101,55 +103,55 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The token ids that it began with."""
+        """The token ids of its prompt."""
         return self.spec.token_ids
 
     @property
     def sampled(self) -> Sequence[int]:
-        """Its tokens behind the prompt, with which it is queued again."""
+        """Its tokens after the prompt, with which it is queued again."""
         return ()
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether it got its last token, though the scheduler did not come to say so."""
+        """Whether it has its last token, even if the scheduler has not reported this yet."""
         return False
 
     def queue(self) -> None:
-        """It waits with the scheduler."""
+        """Change to WAITING: it is queued with the scheduler."""
         self._become(State.WAITING, State.NEW, State.HELD)
 
     def run(self, num_cached: int) -> None:
-        """It is let into the batch, with so many tokens found in the prefix cache."""
+        """Change to RUNNING: it is admitted to the batch, with `num_cached` tokens from the prefix cache."""
         self._become(State.RUNNING, State.WAITING)
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached
             self.queued_s = time.perf_counter() - self.arrival
 
     def preempt(self) -> None:
-        """It loses its place in the batch and waits again."""
+        """Change to WAITING: it loses its place in the batch."""
         self._become(State.WAITING, State.RUNNING)
 
     def guess(self) -> None:
-        """The step under way verifies guesses of it."""
+        """Change to GUESSING: the current step verifies guesses of it."""
         self._become(State.GUESSING, State.RUNNING)
 
     def settle(self) -> None:
-        """The step is over, whether it had guesses or not."""
+        """Change to RUNNING after a step, whether it had guesses or not."""
         if self.state is State.GUESSING:
             self._become(State.RUNNING, State.GUESSING)
 
     def hold(self) -> None:
-        """Others are on trial; what is computed of it is forgotten."""
+        """Change to HELD, while others are on trial; its computed KV is lost."""
         self._become(State.HELD, State.NEW, State.WAITING, State.RUNNING, State.GUESSING)
 
     def deliver(self, reason: str | None = None) -> list[Output]:
-        """What steps gave since the last call. With a reason, it ends here."""
+        """The outputs of steps since the last call. reason: ends the request; None: it continues."""
         if reason is not None:
             self.end(reason)
         return []
 
     def end(self, reason: str) -> None:
-        """Nothing comes after this."""
+        """Change to ENDED, the last state."""
         self._become(State.ENDED, State.NEW, State.WAITING, State.RUNNING, State.GUESSING, State.HELD)
         self.finish_reason = reason
         self.finished = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Sampler: one request's next token from one row of logits. Its result depends on nothing else in the batch."""
+"""Sampler: chooses one request's next token from one row of logits. Its result depends on nothing else in the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-_FIRST_GUESS = 1024  # top-p is decided among this many candidates if they hold enough, as they nearly always do
+_FIRST_GUESS = 1024  # candidates for top-p; nearly always they have enough probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,16 @@ class TokenLogprob:
 
 
 class SampledToken(NamedTuple):
-    """A sampled token. `logprob` is None unless asked for."""
+    """A sampled token. `logprob` is None unless it was asked for."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
 class AcceptedTokens(NamedTuple):
-    """What a step gave to one request: its new tokens, one more than guesses were accepted.
+    """The new tokens of a request after a step: one more than the number of accepted guesses.
 
-    The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
-    request's first.
+    The last is None if the logits were not numbers. `row` is its logit row, counted from the request's first.
     """
 
     samples: tuple[SampledToken | None, ...]
@@ -49,30 +48,32 @@ class AcceptedTokens(NamedTuple):
 
 
 class Constraint(Protocol):
-    """What the tokens of one request may be: a grammar, and how far the request is in it."""
+    """Restricts the tokens of one request: the state of its text in a grammar."""
 
     def allowed(self) -> np.ndarray:
-        """Which tokens may come next, bool `[vocab]`."""
+        """The tokens that may come next, bool `[vocab]`."""
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on after an allowed token; False if it must not come after all. Then `allowed` is exact."""
+        """Advance by an allowed token. False, with the state unchanged, if it is refused after all; `allowed` is then
+        exact."""
         ...
 
     def copy(self) -> Constraint:
-        """Another one at the same place."""
+        """A copy in the same state."""
         ...
 
 
-# gives each completion its own place in a grammar
+# makes a constraint for each completion
 Constrain = Callable[[], Constraint]
 
 
 class Sampler:
     """The sampling state of one request: its random stream and the tokens it has seen.
 
-    `params` must be resolved. `index` tells the n completions of one prompt apart: each has its own random stream.
-    `end_ids` are the tokens that may not be sampled before `min_tokens`. `constraint` limits the tokens to a grammar.
+    `params` must be resolved. `index` is that of the completion among the n of a prompt: each has its own random
+    stream. `end_ids` are the tokens that may not be sampled before `min_tokens`. `constraint` limits the tokens to a
+    grammar; None: there is none.
     """
 
     def __init__(
@@ -95,23 +96,23 @@ class Sampler:
         self._num_sampled = 0
         self._end_ids, self._biased = sorted(end_ids), list(params.logit_bias)
         self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32) if params.logit_bias else None
-        self._forbidden: np.ndarray | None = None  # bool [vocab]: what is never sampled
+        self._forbidden: np.ndarray | None = None  # bool [vocab]: tokens that are never sampled
         if params.allowed_token_ids is not None:
             self._forbidden = np.ones(vocab_size, dtype=bool)
             self._forbidden[np.asarray(params.allowed_token_ids, dtype=np.int64)] = False
-        self._recent: list[int] = []  # output tokens, as many as bad words need
-        self._seen: np.ndarray | None = None  # bool [vocab], prompt and output
+        self._recent: list[int] = []  # the last output tokens, as many as bad words need
+        self._seen: np.ndarray | None = None  # bool [vocab]: tokens of prompt and output
         if params.repetition_penalty not in (None, 1.0):
             self._seen = np.zeros(vocab_size, dtype=bool)
             self._seen[np.asarray(prompt, dtype=np.int64)] = True
-        self._counts: np.ndarray | None = None  # float32 [vocab], output only
+        self._counts: np.ndarray | None = None  # float32 [vocab]: counts in the output
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, dtype=np.float32)
         self._marking: Marking | None = None
         if params.watermark is not None:
             self._marking = marking(params.watermark, prompt, vocab_size)
         changing = (self._seen, self._counts, self._constraint, self._forbidden, self._marking)
-        # whether the request's logits are changed at every step
+        # whether the request's logits are modified at every step
         self._adjusts = any(part is not None for part in changing) or bool(self._biased) or bool(params.bad_words)
         self._device_row: SamplingRow | None = None
         if not self._adjusts and not params.min_tokens and not params.score_ids:
@@ -120,7 +121,7 @@ class Sampler:
             self._device_row = SamplingRow(*knobs, self._device_seed, 0)
 
     def sample(self, logits: np.ndarray) -> SampledToken | None:
-        """The next token from float32 `[vocab]` (left as it is), or None if the logits are not numbers."""
+        """The next token from float32 `[vocab]`, which is not modified; None if the logits are not numbers."""
         best = int(logits.argmax())
         if not isfinite(logits[best]):  # argmax finds the first NaN, if there is one
             return None
@@ -148,9 +149,9 @@ class Sampler:
     # -- beams -------------------------------------------------------------------------------------------------------
 
     def log_probabilities(self, logits: np.ndarray) -> np.ndarray | None:
-        """Log-probabilities of the next token, float32 `[vocab]`, with penalties and biases on them, minus infinity
-        where it is not allowed; None if the logits are not numbers. As transformers has it, they are not scaled to add
-        up to 1 after that."""
+        """Log-probabilities of the next token, float32 `[vocab]`, with penalties and biases applied, minus infinity for
+        tokens that are not allowed; None if the logits are not numbers. As in transformers, they are not normalized
+        again after that."""
         best = float(logits.max())
         if not isfinite(best):
             return None
@@ -159,12 +160,12 @@ class Sampler:
 
     @property
     def follows_grammar(self) -> bool:
-        """Whether a grammar has a say in what comes next."""
+        """Whether a grammar restricts the next token."""
         return self._constraint is not None
 
     def after(self, token: int) -> tuple[Sampler, np.ndarray | None]:
-        """The sampler of this request behind one more token; and where its grammar does not take that, which it does,
-        bool `[vocab]`: then the sampler is of no use."""
+        """The sampler of this request after one more token, and None. If the grammar refuses the token: an unusable
+        sampler, and the allowed tokens, bool `[vocab]`."""
         other = copy(self)
         if self._constraint is not None:
             other._constraint = self._constraint.copy()
@@ -176,7 +177,7 @@ class Sampler:
         return other, None
 
     def _choose(self, logits: np.ndarray, best: int) -> int | None:
-        """A token; None if nothing is allowed that could be sampled."""
+        """Choose a token; None if no allowed token can be sampled."""
         adjusted = self._adjust(logits)
         if adjusted is not logits:
             best = int(adjusted.argmax())
@@ -189,13 +190,13 @@ class Sampler:
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the next token is the largest logit's, and nothing else is told of the logits."""
+        """Whether only the token of the largest logit is needed of the logits."""
         params = self.params
         return self._random is None and params.logprobs is None and not params.min_tokens and not self._adjusts
 
     @property
     def wanted(self) -> int:
-        """How many of the largest logits the next token, and what is told of it, depends on; 0: on all."""
+        """How many of the largest logits the next token and its log-probabilities depend on; 0: on all."""
         if self.is_argmax:
             return 1
         params = self.params
@@ -203,7 +204,7 @@ class Sampler:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are drawn from the model's logits as they are, whatever came before."""
+        """Whether tokens are drawn from the model's unmodified logits, independent of earlier tokens."""
         return self._random is not None and not self._adjusts and not self.params.min_tokens
 
     def distribution(self, logits: np.ndarray) -> np.ndarray:
@@ -216,7 +217,7 @@ class Sampler:
         return found / found.sum()
 
     def take(self, logits: np.ndarray, token: int) -> SampledToken:
-        """Count a token that was chosen without the request's random stream, by float32 logits `[vocab]`. Requires
+        """Count a token that was chosen without the request's random stream; logits: float32 `[vocab]`. Requires
         `is_plain`."""
         assert self.is_plain
         self._num_sampled += 1
@@ -227,20 +228,22 @@ class Sampler:
         return SampledToken(token, None if top is None else token_logprob(logits, token, top, self.params.score_ids))
 
     def device_row(self, ahead: int = 0) -> SamplingRow | None:
-        """How a device samples the token `ahead` tokens after the next one, None where only the host can.
+        """How a device samples the token `ahead` tokens after the next one; None if only the host can.
 
-        The device knows no penalties, biases and grammars. Its random stream is another than the host's: where a
-        request is sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
+        The device does not support penalties, biases and grammars. Its random stream differs from the host's. Whether
+        the device or the host samples depends only on the request's parameters, so that a seed gives the same tokens
+        whatever other requests run.
         """
         row = self._device_row
         return None if row is None else SamplingRow(*row[:-1], self._num_sampled + ahead)
 
     def count_device_sample(self) -> None:
-        """A device has sampled one more token of the request."""
+        """Count one more token that a device has sampled."""
         self._num_sampled += 1
 
     def _adjust(self, logits: np.ndarray) -> np.ndarray:
-        """Penalties, biases and forbidden end tokens; the same array if there are none."""
+        """Apply penalties, biases and forbidden end tokens to logits [vocab]; returns the same array if there are
+        none."""
         hold = self._num_sampled < self.params.min_tokens and bool(self._end_ids)
         if not self._adjusts and not hold:
             return logits
@@ -269,21 +272,20 @@ class Sampler:
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float, marking: Marking | None = None) -> int:
     """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p, min-p and a watermark.
 
-    logits: float32 `[vocab]`. marking: the watermark's; None: there is none."""
+    logits: float32 `[vocab]`. marking: that of the watermark; None: there is none."""
     candidates, weights = _weights(logits, params)
     if marking is not None:
         weights = marking.weighed(candidates, weights, uniform)
     cumulative = np.cumsum(weights, dtype=np.float64)
     position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end
+    position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may put uniform * total at the very end
     return position if candidates is None else int(candidates[position])
 
 
 def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
-    """What a token is drawn from: candidates, None for all tokens, and the weight of each.
+    """The candidates for a draw, None for all tokens, and the weight of each.
 
-    Weights are float32, sums of them float64. Candidates, where there are fewer than tokens, go from the likeliest
-    down.
+    Weights are float32, sums of them float64. Candidates, if not all tokens, are in descending order of probability.
     """
     assert params.temperature
     top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
@@ -300,11 +302,11 @@ def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | N
 
 
 def largest_of(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest of values `[n]`, largest first, lower index first among equals."""
+    """Indices of the `count` largest of values `[n]`, largest first, of equals the lower index first."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
     kept = np.argpartition(values, len(values) - count)[len(values) - count :]
-    # argpartition picks arbitrarily among values equal to the smallest kept: take the lowest indices instead
+    # argpartition chooses arbitrarily among values equal to the smallest kept one: take the lowest indices instead
     smallest = values[kept].min()
     above = kept[values[kept] > smallest]
     kept = np.concatenate([above, np.flatnonzero(values == smallest)[: count - len(above)]])
@@ -312,7 +314,8 @@ def largest_of(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
-    """Indices of the fewest largest weights that hold `top_p` of their sum, at least one, largest first."""
+    """Indices of the smallest set of largest weights with `top_p` of the sum of weights, at least one, largest
+    first."""
     goal = top_p * weights.sum(dtype=np.float64)
     size = len(weights) if ordered else min(_FIRST_GUESS, len(weights))
     while True:
@@ -324,8 +327,8 @@ def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
 
 
 def token_logprob(logits: np.ndarray, token: int, top: int, wanted: Sequence[int] = ()) -> TokenLogprob:
-    """Log-probability of `token`, and of the `wanted` tokens, or without any the `top` likeliest, from float32
-    `[vocab]`."""
+    """Log-probabilities of `token` and of the `wanted` tokens, or if there are none of the `top` likeliest, from logits
+    float32 `[vocab]`."""
     largest = logits.max()
     log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
     best: Iterable[int] = wanted or (largest_of(logits, min(top, len(logits))) if top else ())

@@ -1,4 +1,4 @@
-"""Scores: a request that samples nothing; its rows as they come: logits, or the hidden states to embed."""
+"""Scores: a request that samples nothing but collects rows: logits, or hidden states to embed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ else:
 
 
 class NotFinite(IccError):
-    """The model gave a request numbers that are none."""
+    """The model computed NaN or infinite values for a request."""
 
 
 class ScoreRequest(Request, eq=False, kw_only=True):
-    """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet.
+    """Collects chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, until they are taken.
 
-    finite: whether rows that are no numbers end it. A request that was preempted, or had to begin anew, gives its first
-    rows again; they are dropped here.
+    finite: whether rows that are not finite end the request. A request that was preempted or restarted computes its
+    first rows again; they are dropped here.
     """
 
     finite: bool = False
     _chunks: list[np.ndarray] = msgspec.field(default_factory=list)
-    _given: int = 0  # rows taken, ever
+    _given: int = 0  # rows received so far
 
     def push(self, rows: np.ndarray, start: int) -> StepOutcome:
-        """Take rows `[rows, width]` that are valid only now, those of the tokens from number `start` on."""
-        if self.finite and not np.isfinite(rows).all():  # nobody shares its KV
+        """Copy rows `[rows, width]`, which are valid only now, of the tokens from index `start` on."""
+        if self.finite and not np.isfinite(rows).all():  # no other request shares its KV
             self.fault = NotFinite("the model failed on this request: its hidden states are not numbers")
             return StepOutcome(self.request_id, None, Verdict.ERROR)
         new = rows[max(self._given - start, 0) :]
@@ -43,7 +43,8 @@ class ScoreRequest(Request, eq=False, kw_only=True):
         return StepOutcome(self.request_id, None)
 
     def take(self) -> list[np.ndarray]:
-        """The chunks, `[rows, width]` each, that came since the last call. Raises what ended the request."""
+        """The chunks, `[rows, width]` each, that arrived since the last call. Raises the error that ended the
+        request."""
         if self.fault is not None:
             raise self.fault
         chunks, self._chunks = self._chunks, []

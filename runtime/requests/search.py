@@ -1,4 +1,4 @@
-"""SearchRequest: a request whose answers are searched for with beams."""
+"""SearchRequest: a request whose completions are found by beam search."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .sampler import SampledToken
 if TYPE_CHECKING:
     import numpy as np
 
-TOO_FEW = "too_few"  # why a search ends that has found fewer texts than are asked for: no others are allowed
+TOO_FEW = "too_few"  # the reason if a search found fewer texts than asked for, because a grammar allows no others
 
 
 class SearchRequest(Request, eq=False, kw_only=True):
-    """What runs for the completions of a prompt that a beam search finds: all of them get their tokens when it ends.
+    """The request that runs for all completions of a prompt under beam search; they get their tokens when it ends.
 
-    generations: the completions, the best first, which are not queued themselves.
+    generations: the completions, best first; they are not queued themselves.
     """
 
     search: BeamSearch
@@ -30,15 +30,16 @@ class SearchRequest(Request, eq=False, kw_only=True):
     first_token: float | None = None
 
     def push(self, beam: int, logits: np.ndarray) -> StepOutcome:
-        """Take the logits behind one beam, float32 `[vocab]`, which are valid only now."""
+        """Take the logits after one beam, float32 `[vocab]`, which are valid only now."""
         try:
             found = self.search.push(beam, logits)
-        except Exception as error:  # of its grammar: the others go on
+        except Exception as error:  # its grammar failed; other requests continue
             self.fault, found = error, False
         return StepOutcome(self.request_id, None, Verdict.CONTINUE if found else Verdict.ERROR, beam=beam)
 
     def advance(self, scheduler: Scheduler) -> str | None:
-        """Go on by one token where the logits of all beams have come; why it ends, None if it goes on."""
+        """Extend the search by one token if the logits of all beams have arrived. Returns the reason if the search
+        ends, None if it continues."""
         if not self.search.ready:
             return None
         try:
@@ -65,13 +66,12 @@ class SearchRequest(Request, eq=False, kw_only=True):
         self.search.restart()
 
     def deliver(self, reason: str | None = None) -> list[Output]:
-        """Nothing before the end, which has a reason, None before; then all tokens of all completions, the best of what
-        there is."""
+        """The outputs: none before the end (reason None); at the end all tokens of all completions, best first."""
         if reason is None:
             return []
         self.end(reason)
         found = self.search.best(len(self.generations)) if reason not in ("error", TOO_FEW) else []
-        if not self.spec.max_new_tokens:  # every text is the empty one
+        if not self.spec.max_new_tokens:  # all texts are empty
             found = [*found] * len(self.generations)
         outputs: list[Output] = []
         for index, generation in enumerate(self.generations):

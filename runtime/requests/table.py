@@ -1,5 +1,5 @@
-"""RequestTable: owns the requests of an engine loop, from their arrival to their end, and moves them from state to
-state (see `Request`) together with the scheduler."""
+"""RequestTable: owns the requests of an engine loop from arrival to end, and changes their states (see `Request`)
+together with the scheduler."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _none(tokens: Sequence[int]) -> int:
 
 
 class RequestTable:
-    """Who has not ended, and whether they may run: all are queued with the scheduler, or, after a step that failed,
-    only the group that is on trial.
+    """All requests that have not ended. All are queued with the scheduler, or, after a failed step, only the group that
+    is on trial.
 
-    live: every request that has not ended, by its id, in order of arrival. shared_length: how many of a prompt's first
-    tokens are no secret of whoever asks, because the engine itself has them.
+    live: every request that has not ended, by id, in order of arrival. shared_length: gives how many of a prompt's
+    first tokens are not private to the client, because they belong to the engine's own prompts.
     """
 
     def __init__(self, intake: Intake, make_scheduler: Callable[[], Scheduler]) -> None:
@@ -44,7 +44,7 @@ class RequestTable:
         self._next_id = 0
 
     def reset(self) -> None:
-        """Begin with an empty KV cache. Requires that nothing is scheduled."""
+        """Start again with an empty KV cache. Requires that nothing is scheduled."""
         self.scheduler = self._make_scheduler()
 
     # -- arrival -----------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class RequestTable:
         standing: Standing,
         constrain: Constrain | None,
     ) -> list[Generation]:
-        """Take up the completions of a prompt; see `EngineLoop.add`."""
+        """Add the completions of a prompt; see `EngineLoop.add`."""
         self.intake.check_generates()
         token_ids, params = self.intake.prompt(prompt), self.intake.params(params)
         room = min(params.max_tokens, self.intake.room(token_ids))
@@ -74,7 +74,7 @@ class RequestTable:
         return generations
 
     def _add_search(self, spec: RequestSpec, params: SamplingParams, constrain: Constrain | None) -> list[Generation]:
-        """Take up the completions of a prompt that a beam search finds: what is queued is the search."""
+        """Add the completions of a prompt under beam search; only the search itself is queued."""
         first = self._next_id + 1
         self._next_id += params.n
         generations = [
@@ -90,22 +90,22 @@ class RequestTable:
         return generations
 
     def add_score(self, token_ids: Sequence[int], standing: Standing) -> ScoreRequest:
-        """Take up a sequence of which the logits of every position are wanted."""
+        """Add a sequence whose logits are wanted at every position."""
         self.intake.check_generates()
         spec = self._spec(self.intake.prompt(token_ids), standing, all_rows=True)
         return self._admit(ScoreRequest(spec=spec))
 
     def add_rows(self, token_ids: Sequence[int]) -> ScoreRequest:
-        """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
+        """Add a sequence of which all output rows of the program are wanted: logits, or hidden states."""
         return self._admit(ScoreRequest(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
 
     def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int) -> PooledRequest:
-        """Take up a sequence of which one vector is wanted, in which so many of the first tokens do not count."""
+        """Add a sequence of which one vector is wanted; the first `skipped` tokens are not pooled."""
         facts = self.intake.embedding()
         tokens = self.intake.prompt(token_ids)
         whole, every_row = self.scheduler.kv.whole, counts_every_row(facts)
         first_row = facts.pooling == "cls" and not every_row
-        if first_row and not whole:  # nothing that comes behind the first token changes its state
+        if first_row and not whole:  # later tokens do not change the first token's state
             tokens = tokens[:1]
         spec = self._spec(tokens, standing, all_rows=every_row, first_row=first_row and whole)
         return PooledRequest(self._admit(ScoreRequest(spec=spec, finite=True)), facts, self.intake.tail, skipped)
@@ -118,7 +118,8 @@ class RequestTable:
         all_rows: bool = False,
         first_row: bool = False,
     ) -> RequestSpec:
-        """all_rows: the rows of every token are wanted, else only that of the last, or of the first."""
+        """Make the scheduler's record of a request. all_rows: the rows of all tokens are wanted; else only that of the
+        last token, or with `first_row` of the first."""
         extras = self.intake.extras(standing.extras)
         shared = 0 if extras else self.shared_length(tokens)
         self._next_id += 1
@@ -129,7 +130,7 @@ class RequestTable:
             standing.priority,
             isolating_salt(standing.salt, extras),
             all_logits=all_rows,
-            use_cache=not all_rows,  # what is cached gives no rows
+            use_cache=not all_rows,  # cached tokens would give no rows
             client=standing.client,
             first_row=first_row,
             first_turn=standing.first_turn or self.intake.first_turn(tokens),
@@ -156,12 +157,13 @@ class RequestTable:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def generation(self, request_id: int) -> Generation | None:
-        """A request that samples and has not ended; None if there is none of this id."""
+        """The live request with this id if it samples; else None."""
         request = self.live.get(request_id)
         return request if isinstance(request, Generation) else None
 
     def schedule(self, drafts: Mapping[int, Draft], flights: int = 1) -> ScheduledBatch:
-        """The next step: who runs in it, who lost its place for it, and whose guesses it verifies."""
+        """The next step. Updates the states of requests that run in it, were preempted for it, or have guesses in
+        it."""
         batch = self.scheduler.schedule(drafts, flights)
         for request_id in self.scheduler.take_preempted():
             self.live[request_id].preempt()
@@ -169,11 +171,11 @@ class RequestTable:
         return batch
 
     def schedule_ahead(self) -> ScheduledBatch | None:
-        """The step after the one under way, None if it must wait; see `Scheduler.schedule_ahead`."""
+        """The step after the one in flight, None if it must wait; see `Scheduler.schedule_ahead`."""
         return self._run_more(self.scheduler.schedule_ahead())
 
     def schedule_beside(self, flights: int) -> ScheduledBatch | None:
-        """A step beside those under way, None if it must wait; see `Scheduler.schedule_beside`."""
+        """A step beside those in flight, None if there is none now; see `Scheduler.schedule_beside`."""
         return self._run_more(self.scheduler.schedule_beside(flights))
 
     def _run_more(self, batch: ScheduledBatch | None) -> ScheduledBatch | None:
@@ -190,8 +192,8 @@ class RequestTable:
                 request.guess()
 
     def update(self, outcomes: Sequence[StepOutcome]) -> tuple[dict[int, str], Exception | None]:
-        """Account for a step: why requests end by it, and what the scheduler failed of, if it did; what was sampled is
-        good all the same."""
+        """Account for a step. Returns the reasons of requests that end by it, and the scheduler's error, None if there
+        is none; sampled tokens are valid in either case."""
         for outcome in outcomes:
             if (request := self.live.get(outcome.request_id)) is not None:
                 if request.state is State.GUESSING:
@@ -210,8 +212,8 @@ class RequestTable:
             return {o.request_id: o.verdict.value for o in outcomes if o.verdict is not Verdict.CONTINUE}, error
 
     def end(self, request: Request, reason: str) -> list[Output]:
-        """End a request, wherever it is: its last outputs. Nothing happens if it has ended. Completions that are
-        searched for end together."""
+        """End a request in any state; returns its last outputs, none if it has ended already. All completions of a beam
+        search end together."""
         if isinstance(request, Generation) and request.search is not None:
             request = request.search
         if request.state is State.ENDED:
@@ -224,7 +226,7 @@ class RequestTable:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def begin_anew(self) -> None:
-        """What is computed is lost: hold everybody, with a new scheduler that goes on counting."""
+        """Hold all requests, because all KV is lost, and make a new scheduler, which continues the counts."""
         before = self.scheduler
         self.reset()
         self.scheduler.queues.go_on_counting(before.queues)
@@ -233,12 +235,13 @@ class RequestTable:
                 request.hold()
 
     def suspect(self, request_ids: Collection[int]) -> Request | None:
-        """A step of these requests failed, and everybody is held: the culprit; None if it may be one of several."""
+        """A step of these requests failed, and all requests are held: returns the culprit, None if it may be one of
+        several."""
         culprit = self.trial.failed(self.live.keys() & request_ids)
         return None if culprit is None else self.live[culprit]
 
     def next_group(self) -> None:
-        """Let the next suspects run, and nobody else; all, if there are no more."""
+        """Queue only the next group of suspects; all requests if there are no more suspects."""
         for request_id in self.scheduler.request_ids:
             self.scheduler.abort(request_id)
             self.live[request_id].hold()
@@ -246,5 +249,5 @@ class RequestTable:
             self._queue(self.live[request_id])
 
     def acquit(self) -> None:
-        """Nobody is on trial any more; everybody stays held."""
+        """End the trial; all requests stay held."""
         self.trial = Trial()

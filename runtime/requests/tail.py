@@ -1,4 +1,4 @@
-"""What comes behind the pooling of hidden states, where the program does not compute it: a few layers of one vector."""
+"""Layers after the pooling of hidden states, which the runtime computes for one vector."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-Tail: TypeAlias = "Sequence[Callable[[np.ndarray], np.ndarray]]"  # float32 [K] -> [N] each
+Tail: TypeAlias = "Sequence[Callable[[np.ndarray], np.ndarray]]"  # layers, each float32 [K] -> [N]
 
-_SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sentence-transformers has it
-_EPS = 1e-5  # torch's own of a LayerNorm
+_SMALLEST = 1e-12  # a vector shorter than this is not scaled to length 1, as in sentence-transformers
+_EPS = 1e-5  # epsilon of torch's LayerNorm
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "identity": lambda x: x,
-    "tanh": lambda x: np.tanh(x),  # np.tanh itself would import numpy at once
+    "tanh": lambda x: np.tanh(x),  # naming np.tanh here would import numpy at once
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * np.array([0.5 * (1 + erf(v * 0.5**0.5)) for v in x.tolist()], dtype=np.float32),
     "sigmoid": _sigmoid,
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def read_tail(facts: EmbeddingFacts, read: Callable[[str], bytes]) -> Tail:
-    """The layers, their arrays read from the engine's files. EngineFormatError for arrays that do not go together."""
+    """Read the layers and their arrays from the engine's files. EngineFormatError if shapes do not fit together."""
     width = facts.row_width * (1 + len(facts.also))
     layers = []
     for layer in facts.tail:
@@ -83,5 +83,5 @@ def _layer(
 
 
 def scaled(vector: np.ndarray) -> np.ndarray:
-    """The vector at length 1."""
+    """A vector scaled to length 1."""
     return vector / np.maximum(np.linalg.norm(vector), np.float32(_SMALLEST))

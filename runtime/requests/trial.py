@@ -1,4 +1,4 @@
-"""Trial: a step failed as a whole; which of its requests is to blame is found by running fewer at a time."""
+"""Trial: after a step failed as a whole, finds the request at fault by running fewer requests at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 class Trial:
-    """The requests of a failed step, in groups that run one after the other, with nobody beside them.
+    """The requests of a failed step, in groups that run one after the other, with no other requests beside them.
 
     A group that fails is split in two. Only a request that was alone in a failed step is at fault; a request that gets
     a token is cleared. One bad request among n is found in about 2 log2(n) steps, and no other request ends.
@@ -15,17 +15,17 @@ class Trial:
 
     def __init__(self) -> None:
         self._groups: deque[list[int]] = deque()
-        self._uncleared: set[int] = set()  # of the group on trial
-        self.running = False  # whether a group is on trial, or waits for it
+        self._uncleared: set[int] = set()  # requests of the group on trial
+        self.running = False  # whether a group is on trial or waiting for it
 
     @property
     def group_done(self) -> bool:
-        """Whether everybody of the group on trial is cleared or has ended."""
+        """Whether all requests of the group on trial are cleared or have ended."""
         return self.running and not self._uncleared
 
     def failed(self, stepped: Collection[int]) -> int | None:
-        """A step of these requests failed: the culprit; None if it may be one of several, whose halves are tried apart
-        then."""
+        """Record that a step of these requests failed. Returns the culprit; None if it may be one of several, which are
+        then tried in two halves."""
         self.running = True
         self._uncleared.clear()
         ordered = sorted(stepped)
@@ -36,7 +36,7 @@ class Trial:
         return None
 
     def next_group(self, live: Collection[int]) -> list[int]:
-        """The next group with somebody alive, now on trial; empty when the trial is over."""
+        """Put the next group that has live requests on trial; empty if the trial is over."""
         while self._groups:
             group = [request_id for request_id in self._groups.popleft() if request_id in live]
             if group:
@@ -46,5 +46,5 @@ class Trial:
         return []
 
     def clear(self, request_id: int) -> None:
-        """The request got a token, or has ended."""
+        """Clear a request: it got a token, or has ended."""
         self._uncleared.discard(request_id)

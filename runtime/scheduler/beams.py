@@ -1,4 +1,4 @@
-"""Beams: the sequences of one request that goes on in several ways at once."""
+"""Beams: the sequences of one request under beam search."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from .request import ScheduledRequest
 
 @dataclass(slots=True, eq=False)
 class Beams:
-    """Up to `width` sequences, which take as many places in a batch as long as any of them runs.
+    """Up to `width` sequences. While any of them runs, the request occupies `width` places in a batch.
 
-    A request begins as one sequence, which reads its prompt. Then each beam waits, its tokens all computed, until
-    somebody has looked at the logits of all and says which go on, and how (`branch`). What beams have in common they
-    share: blocks are copied when one of them writes to a block that another has, too. Who loses its blocks loses them
-    with all others (`fold`): one sequence reads the prompt again, and behind it all part as they were (`unfold`).
+    A request begins as one sequence, which reads its prompt. After each step all beams wait until the search has their
+    logits and decides how they continue (`branch`). Beams share blocks; a shared block is copied when one of them
+    writes to it. If a beam loses its blocks, all beams do (`fold`): one sequence then reads the prompt again, and the
+    beams are restored after it (`unfold`).
 
-    members: those that have blocks, or wait for them, by number. folded: the tokens of all, while only the prompt of
-    one is to be read. running: whether it has blocks. ended: those that did not go on, whose blocks may still be found.
+    members: the current sequences by number. folded: the tokens of all beams by number, while one sequence reads the
+    prompt. running: whether they have blocks. ended: beams that were not continued, whose blocks may still be in the
+    prefix cache.
     """
 
     width: int
@@ -30,22 +31,22 @@ class Beams:
 
     @property
     def first(self) -> ScheduledRequest:
-        """The one that stands for all."""
+        """The sequence that represents the request."""
         return next(iter(self.members.values()))
 
     @property
     def num_unused_places(self) -> int:
-        """Places in a batch that are kept for members which are not there now."""
+        """How many places in a batch are reserved for beams that do not exist now."""
         return self.width - len(self.members) if self.running else 0
 
     @property
     def has_parted(self) -> bool:
-        """Whether there is more than a prompt."""
+        """Whether there are several beams, or tokens after the prompt."""
         return len(self.members) > 1 or self.first.num_new_tokens > 0
 
     def branch(self, kv: KVCache, choices: Sequence[tuple[int, int]]) -> list[int]:
-        """Go on with these (member, token) pairs, at most `width`, and end all others: the numbers of the members that
-        they are now. The first choice of a member is itself; others are new ones."""
+        """Continue with these (member number, token) pairs, at most `width`, and end all other members. Returns the
+        number of the member for each pair: the first pair of a member keeps it, further ones become new members."""
         chosen = {parent for parent, _ in choices}
         for number in [number for number in self.members if number not in chosen]:
             self.ended.append(self.members.pop(number))
@@ -53,7 +54,7 @@ class Beams:
         free = [number for number in range(self.width) if number not in chosen]
         free.reverse()
         placed: list[int] = []
-        for parent, token in choices:  # all are forked before any goes on
+        for parent, token in choices:  # fork all before any is extended
             number = parent if parent not in placed else free.pop()
             if number != parent:
                 member = self.members[parent]
@@ -65,7 +66,7 @@ class Beams:
         return placed
 
     def fold(self, kv: KVCache) -> ScheduledRequest:
-        """Take all blocks back: the one that is left is to read the prompt again."""
+        """Release all blocks and keep one sequence, which must read the prompt again; returns it."""
         first = self.first
         self.folded = {number: member.tokens for number, member in self.members.items()}
         for member in self.members.values():
@@ -77,7 +78,7 @@ class Beams:
         return first
 
     def unfold(self, kv: KVCache) -> None:
-        """The prompt is read: all are there again, with what is left to be computed of them."""
+        """Restore all beams after the prompt was read; their later tokens must be computed again."""
         first, folded = self.first, self.folded
         self.folded, first.folded = {}, False
         for number, tokens in folded.items():

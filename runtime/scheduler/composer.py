@@ -1,4 +1,4 @@
-"""StepComposer: what a step runs, within the budgets of tokens and logit rows and the blocks of the KV cache."""
+"""StepComposer: fills a step, within the budgets of tokens and logit rows and the blocks of the KV cache."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from .queues import Queues
 from .request import ScheduledRequest
 from .step import StepBudget
 
-# a request preempted this often is let in again only when the worst case of all that runs with it fits
+# a request preempted this often is admitted again only if it fits in the worst case of all running requests
 PATIENCE = 4
-# tokens of a step that shares the device with others under way: fewer read the weights for too little
+# least tokens of a step beside others in flight: fewer would not be worth reading the weights
 LEAST_SHARE = 64
 
 
 class StepComposer:
-    """Adds tokens of running requests to steps, lets waiting requests in, and preempts the last in rank for blocks."""
+    """Adds tokens of running requests to steps, admits waiting requests, and preempts those of lowest rank when blocks
+    run out."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCache, queues: Queues) -> None:
         self.config, self.kv, self._queues = config, kv, queues
 
     def new_step(self, tokens: int | None = None) -> StepBudget:
-        """A step without sequences, for as many tokens as a step can have, and at most `tokens` if that is not None."""
+        """An empty step with a budget of `tokens` tokens, at most the largest step; None: the largest step."""
         most = self.config.max_step_tokens
         return StepBudget(most if tokens is None else min(most, tokens), self.config.max_logit_rows, self.kv.whole)
 
     @property
     def divides(self) -> bool:
-        """Whether what there is to run may be divided among steps that are under way together."""
+        """Whether the work may be divided among several steps in flight."""
         return not (self._queues.beams or self.kv.evicts or self.kv.whole)
 
     def fill_share(self, flights: int) -> StepBudget:
-        """A step of an even share of what can run now: one token of each of some requests that decode, for which there
-        are blocks, and chunks of prompts, of which what waits is to fill two rounds of all flights."""
+        """A step with an even share of the work that can run now: one token each of some decoding requests, and chunks
+        of prompts. The waiting prompt tokens are spread over two rounds of all flights."""
         share = -(-sum(request.num_unscheduled <= 1 for request in self._queues.running) // flights)
         work = sum(request.num_unscheduled for request in self._queues.running)
         work += sum(len(request.tokens) for request in self._queues.waiting)
@@ -49,7 +50,8 @@ class StepComposer:
         return step
 
     def add_decodes(self, step: StepBudget, drafts: Mapping[int, Draft]) -> bool:
-        """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
+        """Add one token of each request that decodes, preempting requests of lowest rank if blocks run out; whether any
+        was preempted. drafts: guesses by request id, which get leftover budget."""
         preempted = self.make_room()
         spare = StepBudget(step.tokens - len(self._queues.running), step.logit_rows - len(self._queues.running))
         for request in self._queues.running:
@@ -60,10 +62,10 @@ class StepComposer:
         return preempted
 
     def _grant(self, request: ScheduledRequest, draft: Draft, spare: StepBudget) -> None:
-        """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
+        """Let the request verify as much of its draft as tokens, logit rows, and free blocks allow."""
         longest = self.kv.places_for(request.spec.max_cached_tokens)
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
-        if self.kv.keeps_states:  # which follow one token after the other
+        if self.kv.keeps_states:  # states need a chain of tokens
             draft = draft.first_chain()
         draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
         longest = request.num_tokens + len(draft)
@@ -75,12 +77,12 @@ class StepComposer:
         spare.logit_rows -= len(draft)
 
     def make_room(self) -> bool:
-        """Blocks for the next token of every request that decodes, and of the first in rank that has any to compute,
-        which must go on; whether that preempted somebody."""
+        """Allocate blocks for the next token of every request that decodes, and of the highest-ranked one with work,
+        which must make progress; whether a request was preempted for this."""
         preempted = False
         first = True
         index = 0
-        while index < len(self._queues.running):  # the list shrinks at its end, never before `index`
+        while index < len(self._queues.running):  # preemption removes entries at the end, never before `index`
             request = self._queues.running[index]
             index += 1
             if not request.num_remaining or (request.num_remaining != 1 and not first):
@@ -92,7 +94,7 @@ class StepComposer:
                 self._queues.preempt(last)
                 preempted = True
                 if last is request or (last.beams is not None and last.beams is request.beams):
-                    return True  # it is the last in rank itself
+                    return True  # the request itself has the lowest rank
             self._go_on(request, length)
         return preempted
 
@@ -102,14 +104,14 @@ class StepComposer:
         return self.kv.can_grow([(request, num_tokens)])
 
     def _go_on(self, request: ScheduledRequest, num_tokens: int) -> None:
-        """Give it blocks for so many tokens, which it may write. Requires `_can_go_on`."""
+        """Give the request writable blocks for `num_tokens` tokens. Requires `_can_go_on`."""
         if request.parted:
             self.kv.own(request)
             request.parted = False
         self.kv.grow(request, num_tokens)
 
     def take(self, step: StepBudget, request: ScheduledRequest) -> None:
-        """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
+        """Add a chunk of an unfinished prefill to the step, as large as free blocks allow."""
         chunk = step.chunk(request)
         if request.parted and chunk:
             if not self._can_go_on(request, request.num_started_tokens):
@@ -122,15 +124,15 @@ class StepComposer:
             step.add(request, count)
 
     def admit_waiting(self, step: StepBudget, places: int) -> None:
-        """Let waiting requests in where there are places, strictly in order of rank: a big one is not overtaken for
-        ever by small ones."""
+        """Admit waiting requests to free places, strictly in order of rank, so that small requests cannot overtake a
+        big one for ever."""
         while self._queues.waiting and places > 0 and step.has_room():
             request = self._queues.waiting[0]
             if request.spec.beams > places:
                 return
             cached = self.kv.cached_length(request)
             if self.kv.is_being_computed(request, cached):
-                return  # wait for it rather than do it twice
+                return  # wait for these blocks and do not compute them twice
             prefix = self.kv.prefix(request, cached)
             if not self._can_admit(request, prefix) or (self.kv.whole and not step.chunk(request)):
                 return

@@ -17,6 +17,6 @@ class SchedulerConfig:
     groups: tuple[GroupConfig, ...]
 
     def __post_init__(self) -> None:
-        # every running request must be able to run one token, or a prefill could starve behind decodes
+        # every running request must be able to run one token, or decodes could starve a prefill
         assert 1 <= self.max_batch_size <= min(self.max_step_tokens, self.max_logit_rows), self
         assert self.groups

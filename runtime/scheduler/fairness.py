@@ -1,4 +1,4 @@
-"""FairShare: clients that wait are served in turn, in proportion to the tokens that they ask for."""
+"""FairShare: serves waiting clients in turn, so that each gets an equal share of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Share:
-    """A client with requests: the start tag of its last one, where that ends, and how many there are."""
+    """A client with requests: the start tag and the end of its last request, and the number of its live requests."""
 
     start: int = 0
     end: int = 0
@@ -17,13 +17,13 @@ class _Share:
 class FairShare:
     """Start-time fair queueing (Goyal et al. 1996), which needs no clock.
 
-    Each request gets a start tag when it arrives: where its client's last request ends on the scale of tokens asked
-    for, but not before the tag of the request that was let in last. Serving in order of tags shares the engine equally
-    among the clients that have requests waiting, however many each of them has sent. One client's tags never fall.
+    Each request gets a start tag when it arrives: the end of its client's last request, measured in requested tokens,
+    but not less than the tag of the last admitted request. Serving in order of tags divides the engine equally among
+    clients with waiting requests, however many each has sent. The tags of one client never decrease.
     """
 
     def __init__(self) -> None:
-        self._now = 0  # the largest start tag that was let in
+        self._now = 0  # the largest start tag that was admitted
         self._shares: dict[str, _Share] = {}
 
     def arrive(self, client: str, cost: int) -> int:
@@ -35,13 +35,14 @@ class FairShare:
         return share.start
 
     def serve(self, start: int) -> None:
-        """A request with this tag was let in."""
+        """Record that a request with this tag was admitted."""
         self._now = max(self._now, start)
 
     def leave(self, client: str, unused: int) -> None:
-        """A request ended without `unused` of the tokens it asked for; its client's next ones start earlier for it."""
+        """Record that a request ended with `unused` of its requested tokens left over; its client's next requests start
+        so much earlier."""
         share = self._shares[client]
         share.live -= 1
         share.end -= unused
-        if not share.live:  # all it asked for is served: a later request starts at the present
+        if not share.live:  # nothing is left to serve: a later request starts at the current tag
             del self._shares[client]

@@ -1,4 +1,4 @@
-"""Queues: who waits and who runs, in order of rank, and how a request passes from one to the other."""
+"""Queues: the waiting and the running requests in order of rank, and the transitions between the two."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .request import RequestSpec, ScheduledRequest
 class Queues:
     """Running and waiting requests, each kept in order of rank (priority, fair share, arrival).
 
-    requests: all of them by id, in order of arrival. beams: by id, those of the requests that go on in several ways.
-    num_preemptions, num_swaps: how often a running request lost its blocks, and how often its KV went to host memory.
+    requests: all by id, in order of arrival. beams: by request id, for requests under beam search. num_preemptions,
+    num_swaps: how often a running request lost its blocks, and how often its KV was saved to host memory.
     """
 
     def __init__(self, kv: KVCache) -> None:
@@ -28,10 +28,10 @@ class Queues:
         self._shares = FairShare()
         self._arrivals = 0
         self.num_preemptions = self.num_swaps = 0
-        self._preempted: list[int] = []  # since they were last asked for
+        self._preempted: list[int] = []  # since the last `take_preempted`
 
     def arrive(self, spec: RequestSpec, sampled: Sequence[int]) -> None:
-        """Queue a new request, of which the tokens `sampled` are known already."""
+        """Queue a new request; `sampled`: tokens after its prompt that are already known."""
         start = self._shares.arrive(spec.client, spec.cost)
         request = ScheduledRequest(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
@@ -46,7 +46,7 @@ class Queues:
         insort(self.waiting, request, key=lambda item: item.rank)
 
     def admit(self, prefix: Prefix) -> None:
-        """Run the first that waits, with the cached blocks of its prefix, and blocks of its own for all other tokens.
+        """Run the first waiting request, with the cached blocks of its prefix and new blocks for all other tokens.
         Requires room for them."""
         request = self.waiting.pop(0)
         self._shares.serve(request.start)
@@ -56,10 +56,10 @@ class Queues:
         insort(self.running, request, key=lambda item: item.rank)
 
     def preempt(self, request: ScheduledRequest) -> None:
-        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
+        """Take the blocks of a running request; it waits again, with the tokens that it has sampled so far.
 
-        What there is no room for in host memory is computed again, which prefix hits make cheap. Beams that have parted
-        lose their blocks together, and are computed again.
+        KV that host memory has no room for is computed again, which prefix hits make cheap. Beams that have diverged
+        lose their blocks together and are computed again.
         """
         if request.beams is not None and request.beams.has_parted:
             for member in request.beams.members.values():
@@ -78,7 +78,7 @@ class Queues:
         insort(self.waiting, request, key=lambda item: item.rank)
 
     def remove(self, request: ScheduledRequest) -> None:
-        """End a request, with all of its beams: their blocks are free."""
+        """End a request with all its beams, and release their blocks."""
         for member in [request] if request.beams is None else request.beams.members.values():
             queue = self.running if member in self.running else self.waiting
             queue.remove(member)
@@ -89,7 +89,7 @@ class Queues:
         del self.requests[request.id]
 
     def go_on_counting(self, before: Queues) -> None:
-        """Count preemptions from where these have come to."""
+        """Continue the counts of other queues."""
         self.num_preemptions, self.num_swaps = before.num_preemptions, before.num_swaps
 
     def take_preempted(self) -> list[int]:
@@ -98,23 +98,23 @@ class Queues:
         return [request_id for request_id in preempted if request_id in self.requests]
 
     def member(self, sequence: ScheduledSequence) -> ScheduledRequest | None:
-        """Who ran in a step; None if it has ended since."""
+        """The request that a sequence of a step belongs to; None if it has ended since."""
         if (beams := self.beams.get(sequence.request_id)) is not None:
             return beams.members.get(sequence.beam)
         return self.requests.get(sequence.request_id)
 
     @property
     def num_places(self) -> int:
-        """Places in the batch that are taken: by those who run, and for beams which are not there now."""
+        """How many places in the batch are taken, by running sequences and by reservations for beams."""
         return len(self.running) + self.num_unused_places
 
     @property
     def num_unused_places(self) -> int:
-        """Places in the batch that are kept for beams which are not there now."""
+        """How many places in the batch are reserved for beams that do not exist now."""
         return sum(beams.num_unused_places for beams in self.beams.values()) if self.beams else 0
 
     def replace(self, before: Sequence[ScheduledRequest], beams: Beams) -> None:
-        """Put the members of `beams` in the places of those that ran before."""
+        """Replace the running members of a request, `before`, by the current members of `beams`."""
         for member in before:
             self.running.remove(member)
         for member in beams.members.values():
@@ -122,7 +122,7 @@ class Queues:
         self.requests[beams.first.id] = beams.first
 
     def check(self) -> None:
-        """Assert that each request is in one place, with all of its beams, and queues are in order of rank."""
+        """Assert that each request, with all its beams, is in one queue, and that queues are in order of rank."""
         here = [(request.id, request.beam) for request in self.running + self.waiting]
         assert len(set(here)) == len(here) and self.requests.keys() == {number for number, _ in here}
         for number, beams in self.beams.items():

@@ -1,4 +1,4 @@
-"""The scheduler's view of one request."""
+"""The scheduler's record of one request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 
 
 class RequestSpec(NamedTuple):
-    """A request as it is added.
+    """A request as it is added to the scheduler.
 
-    priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of
-    arrival. max_new_tokens: how many tokens may be sampled; 0 for a request that only wants the logits of its prompt.
-    all_logits: the logits of every token are wanted. first_row: those of the first one, where all of it runs in one
-    step. salt: requests share KV blocks only with requests of the same salt. own_salt, own_from,
-    salt_from: see CachedSequence.
-    use_cache: False to compute every token even if its KV is cached. first_turn: how many tokens the first turn of a
-    conversation has, where the prompt is one. extras: what it gives per token besides ids; requests of other extras
-    have another salt. beams: in how many ways it goes on at once behind its prompt.
+    priority: lower numbers run first; at equal priority clients are served fairly, and one client's requests in order
+    of arrival. max_new_tokens: the most tokens to sample; 0 for a request that only wants the logits of its prompt.
+    all_logits: whether the logits of every token are wanted. first_row: whether those of the first token are wanted;
+    the whole request then runs in one step. salt: only requests with the same salt share KV blocks. own_salt, own_from,
+    salt_from: see CachedSequence. use_cache: False: compute every token even if its KV is cached. first_turn: the
+    length in tokens of a conversation's first turn, 0 if the prompt is none. extras: inputs per token besides ids;
+    requests with other extras have another salt. beams: the number of beams; 1 without beam search.
     """
 
     request_id: int
@@ -44,17 +43,17 @@ class RequestSpec(NamedTuple):
 
     @property
     def max_cached_tokens(self) -> int:
-        """Tokens whose KV the request may need at most: the last sampled token is never computed."""
+        """The most tokens whose KV the request may need; the last sampled token is never computed."""
         return len(self.token_ids) + max(self.max_new_tokens - 1, 0)
 
     @property
     def demand(self) -> Demand:
-        """What it needs of the KV cache at most."""
+        """The most that it needs of the KV cache."""
         return Demand(self.max_cached_tokens, len(self.token_ids), self.beams)
 
     @property
     def cost(self) -> int:
-        """Tokens that it asks for."""
+        """How many tokens it asks for, as its cost for fair sharing."""
         return len(self.token_ids) + self.max_new_tokens * self.beams
 
 
@@ -62,17 +61,17 @@ class RequestSpec(NamedTuple):
 class ScheduledRequest(CachedSequence):
     """A request in the scheduler: its tokens, how many of them are computed, and its blocks.
 
-    `num_computed_tokens` is all there is to prefill and decode: a step runs some of the tokens after it, and samples
-    when it reaches the last one. Blocks that are full of computed tokens are never written again.
+    Prefill and decode differ only in `num_computed_tokens`: a step runs some of the tokens after it, and samples when
+    it reaches the last one. Blocks that are full of computed tokens are never written again.
 
-    beams: of a request that goes on in several ways, of whose sequences this is number `beam`. folded: it reads the
-    prompt for all of them, and nobody wants its logits. parted: its last block may be another's, too.
+    beams: the beams of the request, None without beam search; this is sequence number `beam`. folded: it reads the
+    prompt for all beams, and its logits are not wanted. parted: whether its last block may be shared with another beam.
     """
 
     spec: RequestSpec
     arrival: int
-    start: int = 0  # tag of fair queueing
-    draft: Draft | None = None  # verified in the step under way
+    start: int = 0  # start tag of fair queueing
+    draft: Draft | None = None  # guesses verified in the current step
     num_preemptions: int = 0
     beams: Beams | None = None
     beam: int = 0
@@ -81,57 +80,57 @@ class ScheduledRequest(CachedSequence):
 
     @property
     def id(self) -> int:
-        """The number by which everybody knows the request."""
+        """The request's id."""
         return self.spec.request_id
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """The order of service; smaller is served first and preempted last. Beams of a request stand together."""
+        """The order of service: the smallest tuple is served first, the largest preempted first. Beams are adjacent."""
         return (self.spec.priority, self.start, self.arrival, self.beam)
 
     @property
     def num_remaining(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
+        """How many tokens must be computed before the next one can be sampled."""
         return len(self.tokens) - self.num_computed_tokens
 
     @property
     def num_started_tokens(self) -> int:
-        """Tokens that are computed, or will be by the steps under way."""
+        """How many tokens are computed, or will be by the steps in flight."""
         return self.num_computed_tokens + self.num_scheduled_tokens
 
     @property
     def num_unscheduled(self) -> int:
-        """Known tokens that no step has computed or is about to."""
+        """How many known tokens are neither computed nor in a step in flight."""
         return len(self.tokens) - self.num_computed_tokens - self.num_scheduled_tokens
 
     @property
     def is_last_step(self) -> bool:
-        """Whether the step under way, which computes its last token, is its last, whatever it samples."""
+        """Whether the step in flight, which computes its last known token, is its last one, whatever it samples."""
         return len(self.tokens) - len(self.spec.token_ids) + 1 >= self.spec.max_new_tokens
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens that were sampled or accepted behind the prompt."""
+        """How many tokens were sampled or accepted after the prompt."""
         return len(self.tokens) - len(self.spec.token_ids)
 
     @property
     def num_unused_tokens(self) -> int:
-        """Tokens that were asked for and not sampled."""
+        """How many requested tokens were not sampled."""
         return max(self.spec.max_new_tokens - self.num_new_tokens, 0) * self.spec.beams
 
     def take_accepted(self, accepted: tuple[int, ...], again: bool) -> list[tuple[int, int]]:
-        """Count the accepted guesses of the draft as tokens whose KV is there; from which place each must be moved, and
-        where to. again: they are computed once more, as no state was left behind them."""
+        """Append the accepted guesses of the draft, whose KV is computed; returns the moves (from place, to place) of
+        their KV. again: they must be computed again, because no state was stored after them."""
         draft, first = self.draft, self.num_computed_tokens
         assert draft is not None and len(accepted) <= len(draft)
         self.tokens += [draft.token_ids[guess] for guess in accepted]
         if again:
             return []
         self.num_computed_tokens += len(accepted)
-        places = enumerate(accepted)  # guesses ascend, so that none is overwritten before it is moved
+        places = enumerate(accepted)  # indices of guesses ascend, so that none is overwritten before it is moved
         return [(first + guess, first + depth) for depth, guess in places if guess != depth]
 
     def stop(self) -> None:
-        """It runs no more: nothing of it is in a step."""
+        """Clear the facts about steps: the request does not run any more."""
         self.draft = None
         self.num_scheduled_tokens = 0

@@ -1,4 +1,4 @@
-"""Scheduler: which tokens of which requests run in the next step, and in which KV blocks."""
+"""Scheduler: decides which tokens of which requests run in the next step, and in which KV blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Scheduler:
     """The cycle is `schedule() -> step -> update(outcomes)`; `add` and `abort` may come at any time between calls.
 
     `queues` keep running and waiting requests in order of rank (priority, fair share, arrival). A step first runs one
-    token of each decoding request, then chunks of unfinished prefills, then lets waiting requests in (see
-    StepComposer). Who is let in gets blocks for all tokens known so far, so only decodes ever ask for more; if there
-    are none left, the request of the lowest rank is preempted: it loses its blocks, whose KV is kept in host memory
-    while there is room, else computed again. The first in rank can always run, because it fits alone (`add` refuses
-    what does not), so something always finishes.
+    token of each decoding request, then chunks of unfinished prefills, then admits waiting requests (see StepComposer).
+    An admitted request gets blocks for all tokens known so far, so only decodes ever need more; if there are none left,
+    the request of the lowest rank is preempted: it loses its blocks, whose KV is kept in host memory if there is room,
+    else computed again. The request of the highest rank can always run, because it fits alone (`add` refuses others),
+    so that some request always finishes.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -30,12 +30,12 @@ class Scheduler:
         self.kv = KVCache(config.groups)
         self.queues = Queues(self.kv)
         self._composer = StepComposer(config, self.kv, self.queues)
-        self._steps: list[ScheduledBatch] = []  # scheduled and not updated, the oldest first
+        self._steps: list[ScheduledBatch] = []  # scheduled steps without `update` yet, the oldest first
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def validate(self, spec: RequestSpec) -> None:
-        """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
+        """Raise CapacityError if a request can never fit, RequestError if it is empty or its id is in use."""
         if spec.request_id in self.queues.requests:
             raise RequestError(f"request id {spec.request_id} is in use")
         if not spec.token_ids:
@@ -59,12 +59,12 @@ class Scheduler:
             )
 
     def add(self, spec: RequestSpec, sampled: Sequence[int] = ()) -> None:
-        """Queue a request, of which the tokens `sampled` are known already. Raises as `validate`."""
+        """Queue a request; `sampled`: tokens after its prompt that are already known. Raises as `validate`."""
         self.validate(spec)
         self.queues.arrive(spec, sampled)
 
     def abort(self, request_id: int) -> bool:
-        """End a request now and free its blocks. False if there is no such request (it ended already)."""
+        """End a request now and release its blocks. False if there is no such request (it may have ended already)."""
         request = self.queues.requests.get(request_id)
         if request is None:
             return False
@@ -72,7 +72,7 @@ class Scheduler:
         return True
 
     def branch(self, request_id: int, choices: Sequence[tuple[int, int]]) -> list[int]:
-        """A request whose sequences all wait goes on with these: see `Beams.branch`."""
+        """Continue a request whose beams all wait; see `Beams.branch`."""
         beams = self.queues.beams[request_id]
         before, running = list(beams.members.values()), self.queues.running
         assert all(member in running and not member.num_remaining for member in before), "some have yet to run"
@@ -83,12 +83,12 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def schedule(self, drafts: Mapping[int, Draft] | None = None, flights: int = 1) -> ScheduledBatch:
-        """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`.
+        """The next step; without sequences if no request waits or runs. `update` must be called before the next
+        `schedule`.
 
-        `drafts` are guesses for requests that decode, by request id, None for none. They get what room is left: no
-        request is preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's
-        guesses. flights: so many steps are to be under way, of which `schedule_beside` gives the others; then there are
-        no guesses.
+        drafts: guesses for decoding requests, by request id; None: there are none. They get leftover capacity: guesses
+        never cause another request to be preempted, to wait for blocks, or to run fewer of its own tokens. flights: the
+        number of steps that will be in flight; `schedule_beside` returns the others, and there are no guesses then.
         """
         assert not self._steps, "schedule() called twice without update()"
         if flights > 1 and self._composer.divides:
@@ -100,13 +100,13 @@ class Scheduler:
             for request in self.queues.running:
                 if request.num_scheduled_tokens == 0:
                     self._composer.take(step, request)
-        if not preempted:  # whoever lost blocks in this step must not take them back in the same step
+        if not preempted:  # a request that lost its blocks in this step must not get them back in the same step
             self._composer.admit_waiting(step, self.config.max_batch_size - self.queues.num_places)
         return self._begin(step.sequences)
 
     @property
     def decoding(self) -> list[int]:
-        """The requests that the next step samples a token for from one token, in its order: guesses may go with it."""
+        """The ids of requests that decode in the next step, in its order; guesses may be added to them."""
         return [
             r.id
             for r in self.queues.running
@@ -114,12 +114,12 @@ class Scheduler:
         ]
 
     def schedule_ahead(self) -> ScheduledBatch | None:
-        """The step after the one under way, before its tokens are known; None where that depends on them.
+        """The step after the one in flight, before the tokens of that one are known; None if it depends on them.
 
-        A device can then go on while the host looks at what it sampled. Requests that decode begin with a
-        `pending_token`, prompts go on behind their chunks, and waiting requests are let in. None where somebody
-        verifies guesses, or blocks are missing: who loses its own then may be about to end. What the outcomes turn out
-        to end runs in vain, into blocks that no later step reads before it has written them.
+        A device can then continue while the host handles the sampled tokens. Decoding requests begin with a
+        `pending_token`, prompts continue after their chunks, and waiting requests are admitted. None also if a request
+        verifies guesses, or if blocks run out, because a request that would be preempted may be about to end. Requests
+        that turn out to have ended run in vain, in blocks that later steps write before they read them.
         """
         assert self._steps, "schedule_ahead() without schedule()"
         if len(self._steps) > 1:
@@ -147,7 +147,7 @@ class Scheduler:
             if not request.num_unscheduled:
                 self.kv.grow(request, num_tokens)
         step.add_pending(answering, rows)
-        unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # as each request can run one token
+        unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # because each request can run one token
         for request in unfinished:
             self._composer.take(step, request)
         taken = len(answering) + len(unfinished) + waiting + self.queues.num_unused_places
@@ -155,13 +155,12 @@ class Scheduler:
         return self._begin(step.sequences) if step.sequences else None
 
     def schedule_beside(self, flights: int) -> ScheduledBatch | None:
-        """A step more while others are under way, at most `flights` in all: of sequences of which no step samples a
-        token, and of chunks of prompts behind those that run. None where there are none, blocks are missing, or
-        requests go on in several ways.
+        """One more step while others are in flight, at most `flights` in all: it has sequences for which no step in
+        flight samples a token, and the next chunks of prompts. None if there are none, if blocks run out, or if a
+        request uses beam search.
 
-        For devices that run steps one after the other but begin the next one in some of their parts while others
-        still work at the one before: no token that is needed may be missing, and blocks change hands in the order of
-        steps.
+        For pipelined devices, whose first parts begin a step while later parts still run the previous one: all tokens
+        that a step needs must be known, and blocks are reused in the order of steps.
         """
         assert self._steps, "schedule_beside() without schedule()"
         running = self.queues.running
@@ -202,37 +201,37 @@ class Scheduler:
         return finished
 
     def take_preempted(self) -> list[int]:
-        """The requests that were preempted since the last call and have not ended."""
+        """The ids of requests that were preempted since the last call and have not ended."""
         return self.queues.take_preempted()
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request lost its blocks to others."""
+        """How often a request was preempted."""
         return self.queues.num_preemptions
 
     @property
     def num_swaps(self) -> int:
-        """How often their KV went to host memory."""
+        """How often a preempted request's KV was saved to host memory."""
         return self.queues.num_swaps
 
     @property
     def num_running(self) -> int:
-        """Requests that have blocks."""
+        """How many requests have blocks."""
         return len(self.queues.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have none: not let in yet, or preempted."""
+        """How many requests have no blocks: not admitted yet, or preempted."""
         return len(self.queues.waiting)
 
     @property
     def under_way(self) -> list[ScheduledBatch]:
-        """The steps that wait for their `update`."""
+        """The steps in flight, whose `update` has not been called."""
         return list(self._steps)
 
     @property
     def request_ids(self) -> list[int]:
-        """Everybody who waits or runs, in order of arrival."""
+        """The ids of all waiting and running requests, in order of arrival."""
         return list(self.queues.requests)
 
     def has_work(self) -> bool:
@@ -240,7 +239,7 @@ class Scheduler:
         return bool(self.queues.requests)
 
     def check(self) -> None:
-        """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
+        """Assert every invariant: no block is lost, tables are long enough, each request is in one queue."""
         self.kv.check(self.queues.running, self.queues.waiting)
         assert self.queues.num_places <= self.config.max_batch_size
         self.queues.check()
@@ -248,7 +247,8 @@ class Scheduler:
     # -- parts of a step ---------------------------------------------------------------------------------------------
 
     def _begin(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
-        """A step of these, with all that is due before it. Without any it is not run, and all stays due."""
+        """Make a step of these sequences, with the upkeep that is due before it. An empty step is not run, so the
+        upkeep stays due."""
         batch = ScheduledBatch(tuple(sequences), self.kv.upkeep())
         if sequences:
             self.kv.upkeep_done()
@@ -261,10 +261,10 @@ class Scheduler:
         if request is not None and request.beams is not None:
             return self._apply_to_beam(request.beams, beam, verdict)
         if request is None or request.num_remaining > 0:
-            return None  # aborted since, or not all of its prompt is computed
+            return None  # aborted meanwhile, or its prompt is not fully computed
         if accepted:
             places = request.take_accepted(accepted, again=self.kv.keeps_states)
-            if verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
+            if verdict is not Verdict.ERROR:  # after an error its blocks are zeroed instead
                 self.kv.move(request, places)
         if token is not None:
             request.tokens.append(token)
@@ -283,7 +283,8 @@ class Scheduler:
         return Finished(request.id, reason)
 
     def _apply_to_beam(self, beams: Beams, beam: int, verdict: Verdict) -> Finished | None:
-        """A beam waits when its logits have come, and ends nobody; logits that are not numbers end all."""
+        """Account for a beam: it waits when its logits have arrived. Logits that are not numbers end the request; else
+        None."""
         member = beams.members.get(beam)
         if member is None or member.num_remaining > 0 or verdict is not Verdict.ERROR:
             return None

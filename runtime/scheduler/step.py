@@ -1,4 +1,4 @@
-"""The step under construction: which tokens of which requests, within budgets of tokens and logit rows."""
+"""The step under construction: its tokens by request, within budgets of tokens and logit rows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .request import ScheduledRequest
 
 
 class StepBudget:
-    """The step under construction and what is left of its budgets."""
+    """The step under construction, and the rest of its budgets."""
 
     def __init__(self, tokens: int, logit_rows: int, whole: bool = False) -> None:
-        """whole: a request runs all of its tokens in one step, or none."""
+        """whole: whether a request must run all of its tokens in one step."""
         self._whole = whole
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.sequences: list[ScheduledSequence] = []
 
     def has_room(self) -> bool:
-        """Whether one token more fits, with a row of logits."""
+        """Whether one more token with a row of logits fits."""
         return self.tokens > 0 and self.logit_rows > 0
 
     def chunk(self, request: ScheduledRequest) -> int:
-        """How many of the request's remaining tokens the budgets allow; perhaps none."""
+        """How many of the request's remaining tokens the budgets allow; may be 0."""
         if not self.has_room():
             return 0
         count = min(request.num_unscheduled, self.tokens)
@@ -65,7 +65,8 @@ class StepBudget:
         )
 
     def add_pending(self, requests: Sequence[ScheduledRequest], rows: Mapping[int, int]) -> None:
-        """Schedule the tokens that the step under way samples for these requests, from its logit rows by request."""
+        """Schedule the tokens that the step in flight samples for these requests. rows: its logit rows, by request
+        id."""
         for request in requests:
             request.num_scheduled_tokens += 1
             number = request.spec.request_id

@@ -1,1 +1,2 @@
-"""Speculative decoding: drafters guess tokens, a step verifies them, and a ledger sees to it that nothing is lost."""
+"""Speculative decoding: drafters guess tokens, a step verifies them, and a ledger limits the time that wrong guesses
+may cost."""

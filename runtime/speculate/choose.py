@@ -1,4 +1,4 @@
-"""`--spec` at run time: from its text, or the engine's own choice, to a speculator."""
+"""`--spec` at run time: makes a speculator from its text, or from the engine's own choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..format.load import Engine, open_engine
 from ..format.lookahead import LOOKAHEAD, Lookahead
 from ..format.speculation import DRAFT_LAYER
 
-if TYPE_CHECKING:  # what is not chosen is not imported
+if TYPE_CHECKING:  # only the chosen drafter is imported
     from .drafter import Drafter
     from .second_engine import EngineDrafter
     from .speculator import Speculator
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # what is not chosen is not imported
 
 GROUP = "icc.drafters"  # entry points of other packages, see `_of_a_package`
 NONE = "none"
-# Layers of an engine that guess, as they are asked for at compile time; and those that have no keys and values.
+# Draft layers of an engine, by their names at compile time; and those without keys and values.
 LAYERS = {"mtp": "mtp", "eagle": "eagle:DIR", "assistant": "assistant:DIR", "dflash": "dflash:DIR"}
 READ_ONLY = ("assistant",)
-MakeExecutor = Callable[[Engine, str, str], Executor]  # of a program of an engine, and the section that it runs, if any
-EXIT = "exit"  # the section that is the logits behind the first layers
-DRAFT = "draft"  # the program of an engine that guesses for its main one
+MakeExecutor = Callable[[Engine, str, str], Executor]  # (program of an engine, the section to run, "" for none)
+EXIT = "exit"  # the section that computes logits after the first layers
+DRAFT = "draft"  # the program of an engine that drafts for its main program
 
 
 def choose_speculator(
@@ -35,11 +35,12 @@ def choose_speculator(
     typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
     """The speculator for `spec`: "none", "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix",
-    "lookahead", "lookahead:W,N,G", "layer-skip", "draft", "draft:ENGINE", or what a package registers, as NAME or
-    NAME:ARGUMENT; None is what the engine was compiled for.
+    "lookahead", "lookahead:W,N,G", "layer-skip", "draft", "draft:ENGINE", or a drafter of another package, as NAME or
+    NAME:ARGUMENT; None: the drafter that the engine was compiled for. The result is None for "none", or if spec is None
+    and the engine was compiled without a drafter.
 
-    `make_executor` runs another program. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
-    unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
+    make_executor: makes an executor for another program. typical: how guesses are accepted; None: losslessly.
+    UsageError if `spec` is unknown, if the engine lacks what it needs, or if `typical` is given without a drafter.
     """
     own = engine.program.speculation
     chosen = spec if spec is not None else own.drafter if own is not None else NONE
@@ -85,7 +86,7 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
 
 
 def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
-    """The drafter of that name that needs no weights: it looks at texts, or at what the model says; None for others."""
+    """The drafter of that name if it needs no weights, only texts or the model's tokens; else None."""
     name, _, shape = chosen.partition(":")
     if chosen == "ngram":
         from .ngram import NgramDrafter
@@ -108,7 +109,7 @@ def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
 
 
 def _layer(chosen: str, engine: Engine, executor: Executor) -> Drafter:
-    """The drafter that a layer of the engine is."""
+    """The drafter that uses a draft layer of the engine."""
     own, has_layer = engine.program.speculation, engine.program.section(DRAFT_LAYER) is not None
     if own is None or own.drafter != chosen or not has_layer or not isinstance(executor, LayeredExecutor):
         hint = f"compile it with --spec {LAYERS[chosen]}"
@@ -124,8 +125,8 @@ def _layer(chosen: str, engine: Engine, executor: Executor) -> Drafter:
 
 
 def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) -> Drafter:
-    """The drafter that the entry point `name` makes of what follows it in --spec ("" for nothing), the engine and what
-    runs it. UsageError where no package has one of that name, ExtensionError where its package fails to make one."""
+    """The drafter that the entry point `name` makes from its argument in --spec ("" for none), the engine and the
+    executor. UsageError if no package has a drafter of that name, ExtensionError if the package fails to make it."""
     from .. import extensions
     from .drafter import Drafter
 
@@ -138,7 +139,7 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
         drafter = make(argument, engine, executor)
     except IccError:
         raise
-    except Exception as error:  # code of somebody else
+    except Exception as error:  # third-party code may raise anything
         said = f"{type(error).__name__}: {error}"
         raise ExtensionError(
             f"{GROUP} {name!r} fails for {argument!r}, what follows its name in --spec: {said}"
@@ -149,7 +150,7 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
 
 def _another_program(spec: str, engine: Engine, second: Engine, make_executor: MakeExecutor) -> EngineDrafter:
-    """The drafter that another program is, of this engine or of a second one, which must speak the same tokens. It
+    """The drafter that runs another program, of this engine or of a second one, which must have the same tokens. It
     closes `second`."""
     from .second_engine import EngineDrafter
 

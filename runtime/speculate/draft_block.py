@@ -1,9 +1,9 @@
-"""A layer of the engine itself guesses a block of tokens at once (DFlash, Chen et al. 2026): in one step it reads the
-hidden states of tokens that it has not read, and, without hidden states, the newest token and as many masks as a block
-has.
+"""A draft layer in the engine guesses a block of tokens at once (DFlash, Chen et al. 2026): in one step it reads the
+hidden states of tokens that it has not read yet, then, without hidden states, the newest token and mask tokens for the
+rest of the block.
 
-The keys and values of what it has read lie in the engine's KV cache, as `LayerDrafter` has them. Those of a block lie
-behind them until the step has ended: in the request's blocks as far as it has some, then in blocks that no request has.
+The keys and values of the tokens it has read are in the engine's KV cache, as in `LayerDrafter`. Those of a block come
+after them until the step has ended: in the request's own KV blocks, then in spare blocks that belong to no request.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..executor.sampling import greedy_tokens
 from .draft_layer import LayerDrafter, Unread, extras
 from .drafter import Proposal, Wish, chain_chances
 
-Block = tuple[Wish, Unread, int]  # a request, what waits of it, and how many tokens its block has
+Block = tuple[Wish, Unread, int]  # a request, its unread hidden states, and the number of tokens of its block
 
 
 class BlockDrafter(LayerDrafter):
-    """Reads the hidden states of every step, at once or later, and guesses a block."""
+    """Reads the hidden states of every step, at once or later, and guesses blocks of tokens."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BlockDrafter(LayerDrafter):
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         wishes = [wish for wish in wishes if self._follows(wish)]
         waiting = [w for w in wishes if self._unread[w.generation.request_id].waiting > self._block]
-        self._read({w.generation.request_id: w.generation for w in waiting})  # beside it a block may have no room
+        self._read({w.generation.request_id: w.generation for w in waiting})  # else a block might not fit the step
         found: dict[int, Proposal] = {}
         for blocks in self._steps(wishes):
             guesses = iter(self._run(blocks))
@@ -51,13 +51,13 @@ class BlockDrafter(LayerDrafter):
         return found
 
     def _follows(self, wish: Wish) -> bool:
-        """Whether the newest hidden state is that before the request's newest token."""
+        """Whether the newest hidden state belongs to the token before the request's newest token."""
         request_id, generation = wish.generation.request_id, wish.generation
         text = len(generation.prompt) + len(generation.token_ids)
         return request_id in self._unread and self._is_current(request_id, text)
 
     def _run(self, blocks: Sequence[Block]) -> list[int]:
-        """Guess these blocks in one step: the tokens of all, one after the other."""
+        """Guess these blocks in one step; returns the guessed tokens of all blocks, joined."""
         parts, taken = list[ScheduledSequence](), [0] * len(self._block_sizes)
         for wish, unread, count in blocks:
             generation, tables = wish.generation, self._tables(unread, count, taken)
@@ -69,7 +69,7 @@ class BlockDrafter(LayerDrafter):
         return greedy_tokens(self._executor, ScheduledBatch(tuple(parts)))
 
     def _steps(self, wishes: Sequence[Wish]) -> Iterator[list[Block]]:
-        """The blocks that can be guessed, in steps that hold them."""
+        """The blocks that can be guessed, grouped into steps that they fit."""
         executor, step = self._executor, list[Block]()
         every = [executor.max_batch_size, executor.max_step_tokens, executor.max_logit_rows, *map(len, self._spare)]
         left = list(every)
@@ -88,7 +88,7 @@ class BlockDrafter(LayerDrafter):
             yield step
 
     def _count(self, unread: Unread) -> int:
-        """How many tokens a block behind what a request has may have."""
+        """How many tokens a request's block may have."""
         executor = self._executor
         count = min(self._block, self._longest - unread.end, executor.max_logit_rows + 1)
         count = min(count, executor.max_step_tokens - unread.waiting)
@@ -97,12 +97,13 @@ class BlockDrafter(LayerDrafter):
         return count
 
     def _missing(self, unread: Unread, count: int) -> list[int]:
-        """How many blocks of each KV group a request lacks for a block of so many tokens."""
+        """How many KV blocks of each group a request lacks for a block of `count` tokens."""
         needed = (-(-(unread.end + count) // size) for size in self._block_sizes)
         return [max(have - len(table), 0) for have, table in zip(needed, unread.tables, strict=True)]
 
     def _tables(self, unread: Unread, count: int, taken: list[int]) -> tuple[tuple[int, ...], ...]:
-        """A request's tables, and behind them spare blocks, of which `taken` are taken."""
+        """A request's tables, extended by spare blocks. taken: how many spare blocks of each group are in use; it is
+        updated."""
         tables: list[tuple[int, ...]] = []
         for group, (table, more) in enumerate(zip(unread.tables, self._missing(unread, count), strict=True)):
             own = self._spare[group][taken[group] : taken[group] + more]

@@ -1,10 +1,10 @@
-"""A layer of the engine itself guesses, from each token and the hidden state before it (multi-token prediction,
-DeepSeek-V3, section 2.2; EAGLE-3, Li et al. 2025): the token after the next one, and from its own hidden states those
-behind it.
+"""A draft layer in the engine guesses, from each token and the hidden state before it (multi-token prediction,
+DeepSeek-V3, section 2.2; EAGLE-3, Li et al. 2025), the next token, and from its own hidden states the tokens after
+that.
 
-Its keys and values lie in the engine's KV cache, at the positions of the hidden states, and are cached, swapped out and
-shared with the request's blocks. In a prefix from the cache, the last token's place holds what the layer computed for
-the token that followed it then.
+Its keys and values are in the engine's KV cache, at the positions of the hidden states, and are cached, swapped out and
+shared with the request's blocks. In a prefix from the cache, the last position holds what the layer computed for the
+token that followed in the earlier request.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .siblings import PlannedGuess, SecondChoices, best_guesses, proposal
 from .verify import children
 
 MAX_GUESSES = 8
-WAITING = 64  # tokens of a request whose hidden states wait, at most, before the layer reads them
+WAITING = 64  # the most hidden states of a request that wait before the layer reads them
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """Rows [n, H] float32 of the positions from `start` on, as a request gives them: bytes by place, of which those
-    before are never asked for."""
+    """Rows [n, H] float32 for the positions from `start` on, in the form of `extras`: bytes by slice. Bytes before
+    `start` are never requested."""
 
     start: int
     rows: np.ndarray
@@ -43,14 +43,15 @@ class HiddenRows:
 
 
 def extras(start: int, rows: np.ndarray) -> Extras:
-    """What a sequence gives of the positions from `start` on, rows [n, H]: `DeclaredRows` asks it for slices alone."""
+    """The extras of a sequence with rows [n, H] for the positions from `start` on; `DeclaredRows` only takes slices of
+    them."""
     return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
 
 
 @dataclass(slots=True)
 class Unread:
-    """Hidden states [n, H] of a request, of the positions from `start` on, of which the layer has read those before
-    `read`, and where the request's blocks lie."""
+    """Hidden states [n, H] of a request for the positions from `start` on. read: the layer has read those before this
+    position. tables: the request's block tables."""
 
     start: int
     read: int
@@ -60,40 +61,40 @@ class Unread:
 
     @property
     def end(self) -> int:
-        """The position behind the last hidden state."""
+        """The position after the last hidden state."""
         return self.start + len(self.rows)
 
     @property
     def waiting(self) -> int:
-        """How many hidden states wait."""
+        """How many hidden states are unread."""
         return self.end - self.read
 
     def all_read(self) -> Unread:
-        """What is left when all has been read: the last hidden state, which may be read again."""
+        """The state after all was read: only the last hidden state is kept, because it may be read again."""
         return Unread(self.end - 1, self.end, self.rows[-1:], self.tables, self.prompt)
 
 
 class LayerDrafter(Drafter):
-    """Reads the hidden states of every step, at once or later, and guesses a chain, with second choices beside it where
+    """Reads the hidden states of every step, at once or later, and guesses a chain, with second choices as branches if
     those were right often enough.
 
-    trees: False for chains alone.
+    trees: False: only chains.
     """
 
     follows = True
     first_rate = 0.7
 
     def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str, keeps: bool = True) -> None:
-        """block_sizes: of each KV group. keeps: whether the layer has keys and values of its own. One that has not
-        needs to read no token but the newest, from whose place it guesses all that follow."""
+        """block_sizes: of each KV group. keeps: whether the layer has its own keys and values. A layer without them
+        only reads the newest token, and guesses all further tokens from its position."""
         self.name, self._keeps = name, keeps
         self._executor, self._block_sizes = executor, block_sizes
         self._unread: dict[int, Unread] = {}
         self.trees, self.seconds = True, SecondChoices()
-        self._said: dict[int, tuple[int, list[tuple[int, ...]]]] = {}  # by request: choices, and behind how many tokens
+        self._said: dict[int, tuple[int, list[tuple[int, ...]]]] = {}  # by request: length of the text, choices
 
     def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
-        wanted: list[tuple[ScheduledSequence, list[int]]] = []  # with the rows of its tokens that are in the text
+        wanted: list[tuple[ScheduledSequence, list[int]]] = []  # and rows of its tokens in the text
         row = 0
         for sequence in batch.sequences:
             generation = generations.get(sequence.request_id)
@@ -124,7 +125,7 @@ class LayerDrafter(Drafter):
         while active := [i for i in found if len(guesses[i]) < depths[i]]:
             parts: list[ScheduledSequence] = []
             for i in active:
-                place = texts[i] - 2 + self._keeps * len(guesses[i])  # behind the last hidden state of the model
+                place = texts[i] - 2 + self._keeps * len(guesses[i])  # after the model's last hidden state
                 if self._has_place(tables[i], place):
                     hidden = extras(place, found[i][1])
                     parts.append(
@@ -155,7 +156,7 @@ class LayerDrafter(Drafter):
         self._said.clear()
 
     def _hidden(self, rows: list[int]) -> np.ndarray:
-        """The model's hidden states [n, H] behind the last step, of these tokens of it."""
+        """The model's hidden states [n, H] for these token rows of the last step."""
         most, found = self._executor.max_logit_rows, list[np.ndarray]()
         for start in range(0, len(rows), most):
             asked = {ASKED_ROWS: np.array(rows[start : start + most], np.int32)}
@@ -164,8 +165,8 @@ class LayerDrafter(Drafter):
         return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
     def _keep(self, sequence: ScheduledSequence, start: int, rows: np.ndarray) -> None:
-        """Keep a sequence's hidden states, of the positions from `start` on, until they are read: behind those that
-        wait, if they follow."""
+        """Keep a sequence's hidden states [n, H] for the positions from `start` on until they are read; they are
+        appended to unread ones if they follow these."""
         before = self._unread.get(sequence.request_id)
         if self._keeps and before is not None and before.read < start <= before.end:
             rows = np.concatenate([before.rows[before.read - before.start : start - before.start], rows])
@@ -173,17 +174,17 @@ class LayerDrafter(Drafter):
         self._unread[sequence.request_id] = Unread(start, start, rows, sequence.block_tables, sequence.prompt)
 
     def _is_current(self, request_id: int, length: int) -> bool:
-        """Whether the newest hidden state is that before the newest of `length` tokens."""
+        """Whether the newest hidden state belongs to the token before the newest of `length` tokens."""
         unread = self._unread[request_id]
         return len(unread.rows) > 0 and unread.end == length - 1
 
     def _has_place(self, tables: Sequence[Sequence[int]], place: int) -> bool:
-        """Whether the request has blocks for a position."""
+        """Whether the tables have blocks for a position."""
         return all(len(table) * size > place for table, size in zip(tables, self._block_sizes, strict=True))
 
     def _read(self, generations: Mapping[int, Generation]) -> dict[int, tuple[tuple[int, ...], np.ndarray]]:
-        """Read all that waits of these requests, at least the newest; the likeliest tokens behind each, and the layer's
-        hidden state [1, H]."""
+        """Read all unread hidden states of these requests, at least the newest one. For each request, returns the
+        likeliest next tokens and the layer's hidden state [1, H]."""
         newest: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
         done = {i: min(self._unread[i].read, self._unread[i].end - 1) for i in generations}
         while left := [i for i in generations if done[i] < self._unread[i].end]:
@@ -204,15 +205,15 @@ class LayerDrafter(Drafter):
         return newest
 
     def _step(self, parts: Sequence[ScheduledSequence]) -> dict[int, tuple[tuple[int, ...], np.ndarray]]:
-        """Run the layer; by request, the likeliest tokens behind its part, and the hidden state [1, H] there."""
+        """Run the layer; for each request, the likeliest tokens after its part, and the hidden state [1, H] there."""
         choices = likeliest_tokens(self._executor, ScheduledBatch(tuple(parts)))
         hidden = self._executor.given(HIDDEN).reshape(len(parts), 1, -1)
         return {part.request_id: (tokens, rows) for part, tokens, rows in zip(parts, choices, hidden, strict=True)}
 
 
 def _rows_of(sequence: ScheduledSequence, generation: Generation) -> list[int]:
-    """Which of a sequence's tokens in a step are in the request's text, in its order, but for the text's last one: of
-    guesses, those that were accepted."""
+    """The rows of a sequence's tokens in a step that are in the request's text, in order, without the text's last
+    token; of guesses only the accepted ones."""
     count = len(generation.prompt) + len(generation.token_ids) - 1 - sequence.start
     if sequence.draft is None:
         return list(range(min(len(sequence.token_ids), count)))

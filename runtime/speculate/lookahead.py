@@ -1,10 +1,10 @@
-"""Lookahead decoding: the model itself finds n-grams while it verifies those that it found before (Fu et al. 2024,
-"Break the Sequential Dependency of LLM Inference Using Lookahead Decoding").
+"""Lookahead decoding: the model finds n-grams while it verifies n-grams that it found before (Fu et al. 2024, "Break
+the Sequential Dependency of LLM Inference Using Lookahead Decoding").
 
-A window of W columns and N - 1 levels holds Jacobi trajectories: column c begins c tokens behind the text's last one,
-and each step takes from each column the token that the model has behind it. The oldest token, the levels above it and
-the new token are an n-gram; a request's pool keeps the newest G n-grams of each first token. Where the text ends with
-that token, they are guesses. One step runs both as a tree:
+A window of W columns and N - 1 levels holds Jacobi trajectories: column c begins c tokens after the text's last token,
+and each step appends to each column the model's next token. The oldest token, the levels above it and the new token are
+an n-gram; a request's pool keeps the newest G n-grams per first token. If the text ends with that token, these n-grams
+are guesses. One step runs both as a tree:
 
     last token - n-gram 1 ..
                - n-gram G ..
@@ -12,9 +12,9 @@ that token, they are guesses. One step runs both as a tree:
                - level 0 of column 1 - level 1 of column 1 ..
                                      - level 0 of column 2 - level 1 of column 2 ..
 
-There all levels begin as random tokens of the text; a column gives n-grams when the model has replaced all of them.
-Like the authors' code, columns keep their distance from the last token however many guesses are accepted. Paths that
-begin alike are one path here, so that what the window holds may be accepted, too.
+All levels begin as random tokens of the text; a column yields n-grams when the model has replaced all of them. As in
+the authors' code, columns keep their distance from the last token however many guesses are accepted. Here, paths with a
+common beginning are merged, so that tokens of the window may be accepted, too.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .drafter import Drafter, Proposal, Wish
 from .ledger import LOAN
 from .verify import children
 
-KEYS = 4096  # first tokens of which a request's pool holds n-grams
+KEYS = 4096  # the most first tokens in a request's pool
 
 
 class NgramPool:
-    """The n-grams of one request: by first token, the newest `most` tails behind it, newest last."""
+    """The n-grams of one request: by first token, the newest `most` tails after it, newest last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tails: dict[int, list[tuple[int, ...]]] = {}
 
     def add(self, first: int, tail: tuple[int, ...]) -> None:
-        """Note that `tail` followed; where it is there already, it is the newest now."""
+        """Record that `tail` followed `first`; it becomes the newest tail."""
         tails = self._tails.setdefault(first, [])
         if tail in tails:
             tails.remove(tail)
@@ -51,20 +51,20 @@ class NgramPool:
             del self._tails[next(iter(self._tails))]
 
     def behind(self, first: int) -> Sequence[tuple[int, ...]]:
-        """The tails behind a token, the newest first."""
+        """The tails after a token, newest first."""
         return self._tails.get(first, ())[::-1]
 
 
 @dataclass(slots=True)
 class _Column:
-    """A trajectory: the tokens of all levels, and how many the model has given."""
+    """A trajectory: the tokens of all levels, and how many of them the model computed."""
 
     tokens: list[int]
     age: int = 0
 
 
 class JacobiWindow:
-    """The window of one request. `text`: its tokens so far, out of which random ones are drawn."""
+    """The window of one request. text: its tokens so far, from which random ones are drawn."""
 
     def __init__(self, shape: Lookahead, text: Sequence[int]) -> None:
         source = random.Random(0)
@@ -72,7 +72,8 @@ class JacobiWindow:
         self._columns = [_Column(source.choices(text, k=shape.ngram - 1)) for _ in range(shape.window)]
 
     def paths(self, last: int) -> Iterator[tuple[int, ...]]:
-        """The tokens of each column behind the text's last one, those of level 0 of the columns before it first."""
+        """For each column, the path of tokens after the text's last token: first the level-0 tokens of earlier columns,
+        then its own."""
         self._columns[0].tokens[0] = last
         begin: tuple[int, ...] = ()
         for column in self._columns:
@@ -81,7 +82,8 @@ class JacobiWindow:
             yield begin + tuple(column.tokens[1:])
 
     def advance(self, results: Sequence[int | None], pool: NgramPool) -> None:
-        """The model has these tokens behind the columns, None where one did not run: collect n-grams, and go on."""
+        """Append the model's tokens to the columns, None for a column that did not run, and add complete n-grams to the
+        pool."""
         for column, result in zip(self._columns, results, strict=True):
             if result is None:
                 continue
@@ -93,7 +95,7 @@ class JacobiWindow:
 
 
 class _Tree:
-    """Paths of guesses, of which those that begin alike share nodes; at most `most` nodes."""
+    """A tree of paths of guesses, in which common beginnings share nodes; at most `most` nodes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -101,8 +103,8 @@ class _Tree:
         self.chances: list[float] = []
 
     def add(self, path: Sequence[int], rate: float = 0.0, whole: bool = True) -> None:
-        """Add a path, whose tokens are right with probability `rate` where those before are. whole: not a part of it
-        where there is no room for all."""
+        """Add a path. rate: the probability that a token is right if those before are. whole: add nothing if not all of
+        the path fits."""
         node, missing = -1, 0
         for token in path:
             node = self._nodes.get((node, token), -2) if node != -2 else -2
@@ -125,8 +127,7 @@ class _Tree:
 
 
 class LookaheadDrafter(Drafter):
-    """Guesses n-grams that the model gave in steps before, and has each step look for more. No model but the target
-    runs."""
+    """Guesses n-grams that the model found in earlier steps, while each step looks for more. Runs no other model."""
 
     name = "lookahead"
     first_rate = 0.5
@@ -176,7 +177,7 @@ class LookaheadDrafter(Drafter):
 
 
 def _behind(path: Sequence[int], guesses: Mapping[tuple[int, int], int], chosen: Sequence[int]) -> int | None:
-    """The token that the model has behind a path; None where it did not run, or the model gave no numbers."""
+    """The model's token after a path; None if the path did not run, or if its logits were not numbers."""
     node: int | None = -1
     for token in path:
         node = guesses.get((node, token))

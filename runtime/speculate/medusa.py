@@ -1,4 +1,4 @@
-"""Medusa heads of the engine itself: what they choose behind a step's newest token fills the static tree."""
+"""Medusa heads in the engine: their choices after a step's newest token fill the static tree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from ..format.program import ASKED_ROWS
 from ..format.speculation import DraftTree, Speculation
 from .drafter import Drafter, Proposal, Wish
 
-SECTION = "medusa"  # what a program calls its draft heads; they give "drafts" [rows, heads, ranks], best first
+SECTION = "medusa"  # the section of a program's draft heads; its output is "drafts" [rows, heads, ranks], best first
 
 
 class MedusaDrafter(Drafter):
-    """Fills the tree that the compiler chose for the batch size; none where it expects that drafting loses."""
+    """Fills the tree that the compiler chose for the batch size; does not draft if the compiler expects that drafting
+    is slower."""
 
     name, observes = "medusa", True
 
@@ -25,7 +26,7 @@ class MedusaDrafter(Drafter):
         self._drafts: dict[int, tuple[DraftTree, np.ndarray]] = {}
         tree = speculation.tree(1)
         chances = [] if tree is None else zip(tree.chances, tree.depths, strict=True)
-        # of the first guess and its siblings, by the calibration text
+        # the rate of the first guess and its siblings, on the calibration text
         self.first_rate = sum(chance for chance, depth in chances if depth == 1) if tree is not None else 1.0
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:

@@ -1,4 +1,4 @@
-"""How guesses may be accepted, by the names that `--spec-accept` takes; without numpy, for commands that only parse."""
+"""The names of `--spec-accept`: how guesses may be accepted. Imports no numpy, for commands that only parse."""
 
 from __future__ import annotations
 

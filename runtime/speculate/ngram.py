@@ -1,5 +1,5 @@
-"""Prompt lookup: what followed the last time that the text ended like this ("inference with reference", Yang et al.
-2023; prompt lookup decoding, Saxena 2023)."""
+"""Prompt lookup: guesses the tokens that followed the last earlier occurrence of the text's ending ("inference with
+reference", Yang et al. 2023; prompt lookup decoding, Saxena 2023)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..batch.scheduled import Draft
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish, chain_chances
 
-GRAM = 3  # tokens of the ending that is looked up
+GRAM = 3  # the number of tokens of the ending to look up
 MAX_GUESSES = 16
 _WIDTH = array("i").itemsize
 
 
 class _Text:
-    """A request's tokens as bytes: to search them is cheaper than to keep an index, most of which nobody asks for."""
+    """A request's tokens as bytes: searching them is cheaper than keeping an index, most of which would not be used."""
 
     def __init__(self) -> None:
         self.length = 0  # in tokens
@@ -27,23 +27,23 @@ class _Text:
         self.length += len(fresh)
 
     def place(self) -> int | None:
-        """The number of the token behind the last place, but for the end, where the text reads like its ending."""
+        """The index of the token after the last earlier occurrence of the text's ending; None if there is none."""
         ending = self._bytes[-GRAM * _WIDTH :]
         at, end = -1, len(self._bytes) - _WIDTH
         if self.length > GRAM:
             at = self._bytes.rfind(ending, 0, end)
-        while at % _WIDTH and at > 0:  # between two tokens
+        while at % _WIDTH and at > 0:  # a match that begins within a token
             at = self._bytes.rfind(ending, 0, at + len(ending) - 1)
         return at // _WIDTH + GRAM if at >= 0 else None
 
     def following(self, start: int, count: int) -> list[int]:
-        """The tokens from `start` on; behind the end it goes on with what it has just given."""
+        """`count` tokens from `start` on; at the end of the text these tokens are repeated."""
         tokens = array("i", bytes(self._bytes[start * _WIDTH : (start + count) * _WIDTH])).tolist()
         return (tokens * (count // len(tokens) + 1))[:count]
 
 
 class NgramDrafter(Drafter):
-    """Guesses chains out of each request's own prompt and output. Costs no step of any model."""
+    """Guesses chains from each request's own prompt and output. Runs no model."""
 
     name = "ngram"
     first_rate = 0.6

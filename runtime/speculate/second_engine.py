@@ -1,5 +1,5 @@
 """A second, smaller engine with the same tokenizer guesses greedily (Leviathan et al. 2023), or the engine's own first
-layers and its head do (self-speculation, Zhang et al. 2023)."""
+layers with its head do (self-speculation, Zhang et al. 2023)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_GUESSES = 8
 
 
 class Closable(Protocol):
-    """The engine behind the executor."""
+    """The executor's engine."""
 
     def close(self) -> None:
         """Free what the engine owns."""
@@ -29,13 +29,14 @@ class Closable(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Sequence(CachedSequence):
-    """What of a request's tokens is in the draft engine's cache: those that are computed, and then the `guesses` that
-    were read on the way, which are right as far as the engine accepted them."""
+    """The tokens of a request in the draft engine's cache: the computed ones, followed by `guesses` that were computed
+    while guessing and are valid only if they were accepted."""
 
     guesses: list[int] = field(default_factory=list)
 
     def confirm(self, text: Sequence[int]) -> None:
-        """Count the guesses that the text has now; its last token stays to be read, so that there are logits."""
+        """Count accepted guesses as computed; the text's last token is always left to read, so that there are
+        logits."""
         for guess in self.guesses:
             if self.num_computed_tokens >= len(text) - 1 or text[self.num_computed_tokens] != guess:
                 break
@@ -44,9 +45,9 @@ class _Sequence(CachedSequence):
 
 
 class EngineDrafter(Drafter):
-    """Keeps a cache of its own in step with the requests: whatever the engine accepted is read before guessing goes on.
+    """Keeps its own KV cache up to date with the requests: accepted tokens are read before it guesses again.
 
-    A request for which the draft engine has no memory left, or whose text is longer than it takes, gets no guesses.
+    A request gets no guesses if the draft engine has no memory for it, or if its text is too long for the draft engine.
     """
 
     first_rate = 0.7
@@ -92,7 +93,8 @@ class EngineDrafter(Drafter):
             self._catch_up([request_id], {request_id: text})
 
     def _reserve(self, request_id: int, length: int) -> bool:
-        """Blocks for so many tokens, as far as it may have them at once; False where there are none."""
+        """Allocate blocks for `length` tokens, up to the most that a sequence may have at once; False if there are
+        none."""
         if length > self._max_seq_len:
             return False
         if request_id not in self._sequences:
@@ -107,8 +109,8 @@ class EngineDrafter(Drafter):
         return True
 
     def _catch_up(self, active: Sequence[int], texts: Mapping[int, list[int]]) -> dict[int, int]:
-        """Read what is new of each text, in as many steps as it takes; the first guess behind each for which there is
-        memory."""
+        """Read the new tokens of each text, in as many steps as needed. Returns the first guess for each request for
+        which there is memory."""
         newest: dict[int, int] = {}
         while left := [i for i in active if self._sequences[i].num_computed_tokens < len(texts[i])]:
             room = self._executor.max_step_tokens
@@ -129,7 +131,7 @@ class EngineDrafter(Drafter):
         return newest
 
     def _step(self, parts: Sequence[tuple[int, list[int], int]]) -> list[int]:
-        """Run (request, tokens, start) parts; the likeliest token behind each."""
+        """Run (request id, tokens, start) parts; the likeliest token after each."""
         batch = ScheduledBatch(
             tuple(
                 ScheduledSequence(i, tuple(tokens), start, self._sequences[i].frozen_tables(), 1)

@@ -1,14 +1,15 @@
-"""Speculator: asks a drafter before a step for those requests that can afford it, and settles their accounts after.
+"""Speculator: before a step, asks a drafter for the requests that can pay for it; after the step, settles their
+accounts.
 
-Its phase says what part it has in the step under way:
+Its phase is its role in the current step:
 
     IDLE --drafts--> ASKED (no guesses) | DRAFTING --learn--> IDLE
                      ASKED --learn, where every request pauses--> RESTING --learn, after `rest` steps--> IDLE
     IDLE --learn--> IDLE          a step that nobody was asked for, because it ran ahead or its requests are on trial
     RESTING --wake, forget--> IDLE
 
-While it rests it does almost nothing. Most steps of a request whose guesses fail are steps of rest. When the rest ends,
-the pauses in the accounts of requests are counted down by its steps.
+While it rests it does almost nothing. Most steps of requests whose guesses fail are steps of rest. When the rest ends,
+the pauses in the requests' accounts are reduced by its number of steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .typical import TypicalAcceptance
 
 
 class SpeculationPhase(Enum):
-    """What part the speculator has in the step under way; see the module."""
+    """The role of the speculator in the current step; see the module's docstring."""
 
     IDLE = "idle"
     ASKED = "asked"
@@ -38,8 +39,8 @@ class SpeculationPhase(Enum):
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """What speculation did since it was loaded: decode tokens and the steps of requests that gave them, and of these
-    steps those with a draft, the guesses in them and those accepted."""
+    """Counts since the engine was loaded: decode tokens, and the steps of requests that gave them; of these steps those
+    with a draft; the guesses in drafts, and the accepted guesses."""
 
     tokens: int = 0
     steps: int = 0
@@ -49,15 +50,15 @@ class SpeculationCounts:
 
     @property
     def tokens_per_step(self) -> float:
-        """Decode tokens that a step of a request gave, on average; 0 before the first."""
+        """The mean number of decode tokens per step of a request; 0 before the first step."""
         return self.tokens / self.steps if self.steps else 0.0
 
 
 class Speculator:
-    """`drafts -> step -> learn`, or `learn` alone after a step that it has no part in.
+    """Call `drafts`, run the step, call `learn`; only `learn` after a step for which it was not asked.
 
-    `adaptive` False drafts at every step as much as the drafter gives: for measuring it. `typical`: how guesses are
-    accepted; None keeps the model's distribution.
+    adaptive: False: draft at every step as much as the drafter can, to measure it. typical: how guesses are accepted;
+    None: losslessly.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class Speculator:
         self.counts = SpeculationCounts()
         self.adaptive = adaptive
         self.phase = SpeculationPhase.IDLE
-        self._rest = self._rested = 0  # steps: of a rest, still to come; untold, since it was last asked
-        self._known: Sequence[int] = ()  # the requests of the last step of which it was told
-        self._closing = 0.0  # seconds that `settle` took the last time that it had something to do
-        # of the step under way:
-        self._looked_at: list[Account] = []  # of the requests that might have drafted
-        self._reading = 0.0  # seconds in which the drafter read texts, which are paid for
-        self._hopeless: set[int] = set()  # requests whose guesses have no chance
+        self._rest = self._rested = 0  # steps left of a rest; steps of the rest that were not accounted for
+        self._known: Sequence[int] = ()  # the requests of the last step that was accounted for
+        self._closing = 0.0  # seconds of the last `settle` that had work
+        # facts about the current step:
+        self._looked_at: list[Account] = []  # accounts of the requests that might have drafted
+        self._reading = 0.0  # seconds in which the drafter read texts, which are already paid
+        self._hopeless: set[int] = set()  # requests whose guesses have no chance above 0
 
     # -- before a step -----------------------------------------------------------------------------------------------
 
@@ -115,14 +116,14 @@ class Speculator:
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
         accounts, account = self.accounts, self.accounts.of(generation.request_id)
         if not generation.params.speculative:
-            account.pause = LONGEST_PAUSE  # again and again
+            account.pause = LONGEST_PAUSE  # renewed at every step
             return None
         room = generation.params.max_tokens - len(generation.token_ids) - 1
         if not self.adaptive:
             account.tick()
             most = accounts.most if self.drafter.explores else min(accounts.most, room)
             return Wish(generation, most, account.rate) if room > 0 else None
-        if not account.tick() or room <= 0 or not accounts.times.most(decodes):  # a step without guesses is timed first
+        if not account.tick() or room <= 0 or not accounts.times.most(decodes):  # a plain step must be timed first
             return None
         self._looked_at.append(account)
         if not self._has_read(generation, account, decodes):
@@ -139,7 +140,7 @@ class Speculator:
         return Wish(generation, count, account.rate) if count else None
 
     def _has_read(self, generation: Generation, account: Account, decodes: int) -> bool:
-        """Whether the drafter knows the request's text, which it reads here if that can be paid."""
+        """Whether the drafter has read the request's text; it reads it here if that can be paid."""
         tokens = self.drafter.backlog(generation)
         if tokens <= LITTLE:
             return True
@@ -157,7 +158,7 @@ class Speculator:
         left = self.drafter.backlog(generation)
         if left < tokens:
             savings.learn(tokens - left, seconds)
-        if left > LITTLE:  # it has no room
+        if left > LITTLE:  # the drafter has no memory for it
             account.idle()
         return left <= LITTLE
 
@@ -176,8 +177,8 @@ class Speculator:
         rows: Mapping[int, int] | None,
         seconds: float,
     ) -> None:
-        """A step has run and took so long, drafting included. rows: the logit row behind the newest token of each
-        request that goes on, as long as the device has it."""
+        """Account for a step, which took `seconds`, drafting included. rows: the logit row of the newest token of each
+        request that continues; None if the device has overwritten them."""
         if self.phase is SpeculationPhase.RESTING:
             self._rest -= 1
             self._rested += 1
@@ -190,7 +191,7 @@ class Speculator:
             self.observe(rows)
 
     def wake(self) -> None:
-        """There are other requests, or the rest is over."""
+        """End the rest: it is over, or the requests have changed."""
         if self.phase is SpeculationPhase.RESTING:
             if self._rested:
                 self._skip(self._rested)
@@ -198,18 +199,19 @@ class Speculator:
             self.phase = SpeculationPhase.IDLE
 
     def observe(self, rows: Mapping[int, int]) -> None:
-        """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
+        """Let the drafter observe the logit rows of the newest tokens of requests that continue; see
+        `Drafter.observe`."""
         if not self.drafter.observes:
             return
         batch = len(rows)
         wanted = {i: row for i, row in rows.items() if not self.adaptive or self.accounts.can_draft_next(i, batch)}
         start = perf_counter()
         self.drafter.observe(wanted, batch)
-        if wanted and self.accounts.times.most(batch):  # heads run now, whether or not their guesses are afforded then
+        if wanted and self.accounts.times.most(batch):  # the heads have run, even if their guesses cannot be paid later
             self.accounts.pay_look(list(wanted), batch, perf_counter() - start)
 
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
-        """What a step gave to each request, and what it cost."""
+        """Account for the tokens of each request in a step, and for its cost."""
         start = perf_counter()
         phase, self.phase = self.phase, SpeculationPhase.IDLE
         if phase is SpeculationPhase.IDLE:
@@ -225,18 +227,18 @@ class Speculator:
         self._closing = perf_counter() - start
 
     def _time_plain(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
-        """A step that nobody had guesses for, or was asked for any, took so long."""
+        """Record the time of a step without guesses, for which the speculator was not asked."""
         if _decodes_only(batch, outcomes):
             self.accounts.times.record(len(outcomes), 0, seconds)
 
     def _skip(self, steps: int) -> None:
-        """Note that `steps` steps have run of which nothing was told."""
+        """Record that `steps` steps have run without accounting."""
         self.counts.tokens += steps * len(self._known)
         self.counts.steps += steps * len(self._known)
         self.accounts.tick(self._known, steps)
 
     def _settle_plain(self, count: int, seconds: float) -> None:
-        """A step of `count` decodes to which the drafter had nothing to say."""
+        """Account for a step of `count` decodes for which the drafter had no guesses."""
         self.counts.tokens += count
         self.counts.steps += count
         if not self._looked_at:
@@ -245,7 +247,7 @@ class Speculator:
             price = self.accounts.times.excess(count, seconds) / len(self._looked_at)
             for account in self._looked_at:
                 account.pay(price)
-        if self.adaptive:  # where all pause, nothing is to be done until the first of them wakes
+        if self.adaptive:  # if all requests pause, rest until the first pause ends
             pause = min(self.accounts.of(request_id).pause for request_id in self._known)
             self._rest = max(pause - 1 - self.drafter.observes, 0)
             if self._rest:
@@ -260,11 +262,11 @@ class Speculator:
         charge = times.charge(len(decodes), guesses) if guesses and times.most(len(decodes)) else 0.0
         accepted = {outcome.request_id: len(outcome.accepted) for outcome in outcomes}
         for sequence in decodes:
-            if sequence.request_id in accepted:  # else it has ended since
+            if sequence.request_id in accepted:  # otherwise the request has ended
                 self._settle_sequence(sequence, accepted[sequence.request_id], charge / guesses if guesses else 0.0)
 
     def _settle_sequence(self, sequence: ScheduledSequence, right: int, price: float) -> None:
-        """`right` guesses of a sequence were accepted; each of its guesses cost `price`."""
+        """Account for a sequence: `right` of its guesses were accepted, and each guess cost `price` tokens."""
         self.counts.tokens += 1 + right
         self.counts.steps += 1
         if sequence.draft:
@@ -275,12 +277,12 @@ class Speculator:
             self.counts.accepted += right
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
+        """Drop a request that has ended."""
         self.wake()
         self.accounts.close(request_id)
         self.drafter.forget(request_id)
 
 
 def _decodes_only(batch: ScheduledBatch, outcomes: Sequence[StepOutcome]) -> bool:
-    """Whether every sequence of a step was one token, and got one."""
+    """Whether every sequence of a step had one token and got an outcome."""
     return batch.num_tokens == len(batch.sequences) == len(outcomes)

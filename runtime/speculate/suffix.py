@@ -1,8 +1,9 @@
-"""Suffix decoding: what followed, most often, where a text went on like this one (SuffixDecoding, Oliaro et al. 2024).
+"""Suffix decoding: guesses the tokens that most often followed the same ending earlier (SuffixDecoding, Oliaro et al.
+2024).
 
-As there, a request is compared with its own text and with the answers to requests before it; the longest ending that
-comes again decides, and the longer it is, the longer the guess. There a tree of all suffixes holds the texts; here a
-table of the places of each few tokens does, of which the newest are compared token by token.
+As in the paper, a request is compared with its own text and with answers to earlier requests; the longest matching
+ending decides, and the longer it is, the longer the guess. The paper keeps texts in a suffix tree; here a table has the
+places of all n-grams of GRAM tokens, and the newest places are compared token by token.
 """
 
 from __future__ import annotations
@@ -17,35 +18,35 @@ from ..batch.scheduled import Draft
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
 
-GRAM = 3  # tokens that a place must share with the ending to be compared
-PLACES = 32  # the newest places that are compared
-LONGEST = 64  # tokens of an ending that are compared
-FACTOR = 2  # guesses per token of the ending that came again
+GRAM = 3  # tokens that a place must share with the ending to be considered
+PLACES = 32  # the number of newest places that are compared
+LONGEST = 64  # the most tokens of an ending that are compared
+FACTOR = 2  # guesses per token of the matching ending
 MAX_GUESSES = 24
-KEPT = 1 << 17  # tokens of past answers, and as many of older ones
-_BITS = 21  # of a token in a key
+KEPT = 1 << 17  # tokens of past answers; as many tokens of older ones are kept, too
+_BITS = 21  # bits of a token in a key
 _MASK = (1 << _BITS * GRAM) - 1
-_BETWEEN = -1  # stands between two texts
+_BETWEEN = -1  # separates two texts
 
 
 class Texts:
-    """Texts, one behind the other, and the places of each `GRAM` tokens of those with the same salt. About 200 bytes
-    per token."""
+    """Concatenated texts, with an index of the places of all runs of `GRAM` tokens, by salt. About 200 bytes per
+    token."""
 
     def __init__(self) -> None:
         self.tokens = array("i")
-        self._newest: dict[int, int] = {}  # by key: the place behind the last such tokens
-        self._earlier = array("i")  # by place: the one before it with the same key, or -1
+        self._newest: dict[int, int] = {}  # by key: the place after its last occurrence
+        self._earlier = array("i")  # by place: the previous place with the same key, or -1
         self._begin(b"")
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def _begin(self, salt: bytes) -> None:
-        self._salt, self._gram, self._fresh = _salted(salt), 0, 0  # _fresh: tokens of this text
+        self._salt, self._gram, self._fresh = _salted(salt), 0, 0  # _fresh: number of tokens of this text
 
     def grow(self, fresh: Sequence[int]) -> None:
-        """More tokens of the last text."""
+        """Append tokens to the last text."""
         for token in fresh:
             self.tokens.append(token)
             self._gram = (self._gram << _BITS | token) & _MASK
@@ -58,14 +59,14 @@ class Texts:
             self._earlier.append(earlier)
 
     def add(self, text: Sequence[int], salt: bytes) -> None:
-        """A whole text."""
+        """Add a complete text."""
         self._begin(salt)
         self.grow(text)
         self.tokens.append(_BETWEEN)
         self._earlier.append(-1)
 
     def places(self, ending: Sequence[int], salt: bytes) -> Iterator[int]:
-        """The places behind the last `GRAM` tokens of an ending, the newest first."""
+        """The places after all occurrences of an ending's last `GRAM` tokens, newest first."""
         gram = 0
         for token in ending[-GRAM:]:
             gram = gram << _BITS | token
@@ -75,15 +76,15 @@ class Texts:
             place = self._earlier[place - 1]
 
     def shared(self, place: int, ending: Sequence[int]) -> int:
-        """How many tokens before a place are those of the ending."""
+        """How many tokens before a place match the ending."""
         count, most = GRAM, min(place, len(ending))
         while count < most and self.tokens[place - 1 - count] == ending[-1 - count]:
             count += 1
         return count
 
     def token(self, place: int, ahead: int) -> int | None:
-        """The token so far behind a place; a text that ends there goes on with what followed the place. None: it ended
-        before."""
+        """The token `ahead` tokens after a place; the last text is continued by repeating what followed the place. None
+        if an earlier text ends before."""
         at = place + ahead
         if at >= len(self.tokens):
             at = place + ahead % (len(self.tokens) - place)
@@ -93,7 +94,8 @@ class Texts:
 
 @dataclass(frozen=True)
 class Guess:
-    """Tokens, and the share of the places with the longest common ending that agrees on each and all before it."""
+    """Guessed tokens. shares: for each, the share of the places with the longest matching ending that agree on it and
+    on all tokens before."""
 
     tokens: list[int]
     shares: list[float]
@@ -104,10 +106,10 @@ def _salted(salt: bytes) -> int:
 
 
 def guess(texts: Texts, ending: Sequence[int], count: int, salt: bytes = b"") -> Guess:
-    """At most `count` tokens that may follow an ending; none where it has not come before."""
+    """At most `count` tokens that may follow an ending; none if it has not occurred before."""
     longest, best = 0, list[int]()
     for place in islice(texts.places(ending, salt), PLACES):
-        if place == len(texts) or texts.token(place, 0) is None:  # the ending itself, or that of another text
+        if place == len(texts) or texts.token(place, 0) is None:  # the ending itself, or the end of another text
             continue
         shared = texts.shared(place, ending)
         if shared > longest:
@@ -127,8 +129,8 @@ def guess(texts: Texts, ending: Sequence[int], count: int, salt: bytes = b"") ->
 
 
 class SuffixDrafter(Drafter):
-    """Guesses chains out of each request's own text, and out of past answers to requests with the same salt: what
-    another client's answers were does not show in how fast one's own are. Costs no step of any model."""
+    """Guesses chains from each request's own text, and from past answers to requests with the same salt, so that the
+    speed of one client's requests does not reveal another client's answers. Runs no model."""
 
     name = "suffix"
     first_rate = 0.6
@@ -158,7 +160,7 @@ class SuffixDrafter(Drafter):
         return self._past, self._older
 
     def _best(self, generation: Generation, count: int) -> Guess:
-        """The guess of which most tokens are expected to be right."""
+        """The guess with the largest expected number of right tokens."""
         own = self._text(generation)
         ending, salt = own.tokens[-LONGEST:], generation.spec.salt
         guesses = [guess(own, ending, count), *(guess(texts, ending, count, salt) for texts in self._answers)]
@@ -180,7 +182,7 @@ class SuffixDrafter(Drafter):
         if generation is None or not generation.token_ids:
             return
         self._past.add([*generation.prompt[-GRAM:], *generation.token_ids], generation.spec.salt)
-        if len(self._past) > KEPT:  # what is older than the older ones is forgotten
+        if len(self._past) > KEPT:  # the oldest answers are dropped
             self._past, self._older = Texts(), self._past
 
     def close(self) -> None:

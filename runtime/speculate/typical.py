@@ -1,5 +1,6 @@
-"""Typical acceptance (Cai et al. 2024, section 2.3.1): a guess is kept where it is probable enough, not where the model
-would have drawn it. Lossy: the output no longer has the model's distribution. Nothing uses it unless it is asked for.
+"""Typical acceptance (Cai et al. 2024, section 2.3.1): a guess is accepted if it is probable enough, not only if the
+model would have sampled it. This is lossy: the output no longer has the model's distribution. It is used only on
+request.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from .modes import LOSSLESS, TYPICAL
 
 @dataclass(frozen=True, slots=True)
 class TypicalAcceptance:
-    """A guess of probability p passes if p > min(epsilon, delta * exp(-H)), where H is the entropy, in nats, of the
-    distribution that its place is sampled from: with temperature, top-k, top-p and min-p."""
+    """A guess of probability p is accepted if p > min(epsilon, delta * exp(-H)), where H is the entropy, in nats, of
+    the distribution at its position, after temperature, top-k, top-p and min-p."""
 
     epsilon: float = 0.09
     delta: float = 0.3
 
     def passing(self, probabilities: np.ndarray) -> np.ndarray:
-        """Which tokens pass, bool `[vocab]`; probabilities: float64 `[vocab]`, their sum 1."""
+        """The tokens that would be accepted, bool `[vocab]`; probabilities: float64 `[vocab]` with sum 1."""
         known = probabilities[probabilities > 0]
         entropy = -(known * np.log(known)).sum()
         return probabilities > min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
     def follow(self, draft: Draft, logits: np.ndarray, sampler: Sampler, end_ids: Collection[int]) -> AcceptedTokens:
-        """The longest path of passing guesses, the likeliest of these, and a token sampled behind it.
+        """Accept the longest path of passing guesses, the likeliest of these, and sample a token after it.
 
-        logits: float32 `[1 + guesses, vocab]`, row 0 the last token's, row 1 + i that of guess i.
+        logits: float32 `[1 + guesses, vocab]`, row 0 for the last token, row 1 + i for guess i.
         """
         path = self._best_path(draft, logits, sampler)
         samples: list[SampledToken | None] = []
@@ -45,8 +46,9 @@ class TypicalAcceptance:
         return AcceptedTokens((*samples, sampler.sample(logits[row])), path, row)
 
     def _best_path(self, draft: Draft, logits: np.ndarray, sampler: Sampler) -> tuple[int, ...]:
-        """Guesses come behind those that they follow, so that one walk over them finds every path that passes."""
-        rows: dict[int, np.ndarray] = {}  # parent -> log-probability of each token that passes behind it, else -inf
+        """The best path of passing guesses, as indices. Guesses come after those they follow, so one pass finds every
+        such path."""
+        rows: dict[int, np.ndarray] = {}  # parent -> log-probability of each token that passes after it, else -inf
         paths: dict[int, tuple[float, tuple[int, ...]]] = {-1: (0.0, ())}
         for guess, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
             if parent not in paths:
@@ -59,7 +61,7 @@ class TypicalAcceptance:
         return max(paths.values(), key=lambda found: (len(found[1]), found[0]))[1]
 
     def _scores(self, logits: np.ndarray, sampler: Sampler) -> np.ndarray:
-        if not np.isfinite(logits.max()):  # a row that is no numbers accepts nothing
+        if not np.isfinite(logits.max()):  # a row that is not finite accepts nothing
             return np.full(len(logits), -np.inf)
         probabilities = sampler.distribution(logits)
         with np.errstate(divide="ignore"):
@@ -67,7 +69,8 @@ class TypicalAcceptance:
 
 
 def read_acceptance(text: str) -> TypicalAcceptance | None:
-    """`--spec-accept`: "lossless" (None), "typical" or "typical:EPSILON,DELTA". UsageError if it is none of them."""
+    """Parse `--spec-accept`: "lossless" (result None), "typical" or "typical:EPSILON,DELTA". UsageError for another
+    text."""
     name, _, numbers = text.partition(":")
     if text == LOSSLESS:
         return None

@@ -1,11 +1,11 @@
-"""Following a tree of guesses with what the model says: lossless, greedy or sampled.
+"""Verifies a tree of guesses with the model's tokens: lossless, greedy or sampled.
 
-The model's own token is sampled at every node, from its own distribution and its request's own random stream, just as
-in plain decoding; as long as one of the guesses is that token, its successor is known already and the walk goes on.
-So each token is drawn from the model's distribution given the tokens before it, whatever was guessed, and a seed gives
-the tokens that it gives without speculation. This is rejection sampling over the tree (Leviathan et al. 2023; Miao et
-al. 2024) for guesses that are given, not drawn: there, guess x is accepted with probability p(x), the next sibling with
-p(x') / (1 - p(x)), and after the last a token is drawn from what is left, which are the steps of drawing from p.
+The model's token is sampled at every node, from the model's distribution and the request's own random stream, just as
+in plain decoding; as long as a guess equals that token, its successor is already computed and the walk continues. Each
+token is therefore drawn from the model's distribution given the tokens before it, whatever was guessed, and a seed
+gives the same tokens as without speculation. This is rejection sampling over the tree (Leviathan et al. 2023; Miao et
+al. 2024) for guesses that are fixed, not drawn: there, guess x is accepted with probability p(x), the next sibling with
+p(x') / (1 - p(x)), and after the last sibling a token is drawn from the rest, which together is drawing from p.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..requests.sampler import AcceptedTokens, SampledToken
 def follow(
     draft: Draft | None, sample: Callable[[int], SampledToken | None], end_ids: Collection[int]
 ) -> AcceptedTokens:
-    """Walk the tree; draft None: there are no guesses. `sample(row)` samples from logit row `row`: 0 is the last
-    token's, 1 + i that of guess i."""
+    """Walk the tree; draft None: there are no guesses. sample: samples from a logit row: row 0 is for the last token,
+    row 1 + i for guess i."""
     guesses = {} if draft is None else children(draft)
     samples: list[SampledToken | None] = []
     accepted: list[int] = []
@@ -36,6 +36,6 @@ def follow(
 
 
 def children(draft: Draft) -> dict[tuple[int, int], int]:
-    """(parent, token) -> guess."""
+    """(parent, token) -> index of the guess."""
     pairs = zip(draft.parents, draft.token_ids, strict=True)
     return {pair: guess for guess, pair in enumerate(pairs)}

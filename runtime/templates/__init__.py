@@ -1,1 +1,1 @@
-"""Chat templates: found in an engine, and rendered. The one home of minijinja."""
+"""Chat templates: reads them from an engine and renders them. Only this package uses minijinja."""

@@ -1,4 +1,4 @@
-"""Messages of a conversation, as chat templates expect them."""
+"""Messages of a conversation, in the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from ..errors import RequestError
 from ..nesting import JSON_DEPTH, depth
 
-# dicts with `role` and `content`, as OpenAI's chat API has them
+# dicts with `role` and `content`, as in OpenAI's chat API
 Messages = Sequence[Mapping[str, Any]]
 
 
 def is_messages(value: object) -> TypeGuard[Messages]:
-    """Whether this is a conversation, rather than a text or token ids."""
+    """Whether a value is a conversation, and not a text or token ids."""
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
 
 
 def prepared(messages: Messages) -> list[dict[str, Any]]:
-    """Every message as a template takes it. RequestError if one is no message."""
+    """Prepare every message for a template. RequestError if one is no message."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages: must be a list of at least one message", _HINT, field="messages")
     return [_prepared(message, index) for index, message in enumerate(messages)]
@@ -44,9 +44,10 @@ def _what(error: Exception) -> str:
 
 
 def prepared_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: texts joined, arguments of tool calls as objects, absent fields absent.
+    """A message in the form that templates expect: texts joined, arguments of tool calls as objects, empty fields left
+    out.
 
-    TypeError or KeyError if it is not made like one.
+    TypeError or KeyError if it does not have the form of a message.
     """
     built: dict[str, Any] = {name: value for name, value in message.items() if value is not None}
     content = built.get("content")
@@ -76,7 +77,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: Any) -> Any:
-    """Arguments that are JSON in a text as a value, or else what was given."""
+    """The value of arguments that are a JSON text; other arguments unchanged."""
     if not isinstance(given, str):
         return given
     try:

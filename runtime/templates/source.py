@@ -1,4 +1,4 @@
-"""Where an engine has its chat template, and what stands for its special tokens."""
+"""Reads an engine's chat templates and the texts of its special tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from ..format.manifest import TEMPLATE_DIR
 if TYPE_CHECKING:
     from .template import ChatTemplate
 
-MAX_BYTES = 1 << 20  # of a template
-_PROCESSOR = "chat_template.json"  # where models that also see have theirs, often in no other file
+MAX_BYTES = 1 << 20  # bytes of a template
+_PROCESSOR = "chat_template.json"  # models with vision have their template here, often in no other file
 _WORD = re.compile(r"[\w-]+")
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 
 class TemplateSource(msgspec.Struct, frozen=True):
-    """The text of a chat template, "" where there is none; `special_tokens` are its variables bos_token, eos_token and
-    so on. `named` are the model's other templates, by their names: "tool_use" is taken where there are tools, others
-    where they are asked for."""
+    """text: a chat template, "" if there is none. special_tokens: its variables bos_token, eos_token and so on. named:
+    the model's other templates by name: "tool_use" is used if there are tools, others on request."""
 
     text: str
     special_tokens: dict[str, str]
@@ -35,16 +34,16 @@ class TemplateSource(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
-        """The names of the templates, "default" first where there is one of that name."""
+        """The names of the templates; "default", if there is one, comes first."""
         return [*(["default"] if self.text else []), *self.named]
 
     @property
     def all_texts(self) -> str:
-        """All templates, one behind the other."""
+        """The texts of all templates, joined."""
         return "\n".join([self.text, *self.named.values()])
 
     def check(self, name: str | None) -> None:
-        """RequestError if this is the name of none of them; None is no name."""
+        """Raise RequestError if no template has this name; None: no name was given."""
         if name is not None and name not in self.names:
             has = f"it has {', '.join(self.names)}" if self else "it has none"
             raise RequestError(
@@ -52,8 +51,8 @@ class TemplateSource(msgspec.Struct, frozen=True):
             )
 
     def replaced(self, given: str) -> TemplateSource:
-        """This template instead: a text as `read_template_file` gives it, or the name of one. UsageError if a word is
-        no such name."""
+        """A source with another template: a text from `read_template_file`, or the name of one of the model's.
+        UsageError if a single word is no such name."""
         if given in self.names:
             return TemplateSource(self.named.get(given, self.text), self.special_tokens)
         if _WORD.fullmatch(given):
@@ -62,8 +61,8 @@ class TemplateSource(msgspec.Struct, frozen=True):
         return TemplateSource(given, self.special_tokens)
 
     def open(self) -> ChatTemplate | None:
-        """The template, ready to render; None where there is none. TemplateRefused if it is in no language that
-        minijinja knows, MissingExtraError without minijinja."""
+        """The template, ready to render; None if there is none. TemplateRefused if minijinja cannot parse it,
+        MissingExtraError without minijinja."""
         if not self:
             return None
         try:
@@ -76,8 +75,8 @@ class TemplateSource(msgspec.Struct, frozen=True):
 
 
 def read_template_file(file: Path) -> str:
-    """A chat template that somebody gives, or the name of one of the model's. UsageError if it cannot be read as text,
-    or is no template's size."""
+    """The text of a user's chat template; a word that is no file is returned, as the name of one of the model's
+    templates. UsageError if the file is no readable text, or too large."""
     if _WORD.fullmatch(str(file)) and not file.exists():
         return str(file)
     try:
@@ -93,8 +92,8 @@ def read_template_file(file: Path) -> str:
 
 
 def read_template(read: Callable[[str], bytes | None], names: Iterable[str] = ()) -> TemplateSource:
-    """The templates among an engine's tokenizer files; `read` gives the content of one by its name, or None; `names`
-    are those of all. EngineFormatError if a file is not what its name says."""
+    """Read the templates among an engine's tokenizer files. read: gives a file's content by name, or None. names: those
+    of all files. EngineFormatError if a file has the wrong format."""
     config = _json(read("tokenizer_config.json"), "tokenizer_config.json")
     special = _json(read("special_tokens_map.json"), "special_tokens_map.json")
     template = read("chat_template.jinja")
@@ -125,7 +124,7 @@ def _text(raw: bytes, name: str) -> str:
 
 
 def _templates_of(config: dict[str, Any]) -> dict[str, str]:
-    """The templates in tokenizer_config.json by their names: a text is "default", a list has named ones."""
+    """The templates in a configuration file by name: a text is "default", a list has named ones."""
     found = config.get("chat_template")
     if isinstance(found, str):
         return {"default": found}
@@ -135,7 +134,7 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Each is a text, or an object with the text in `content`."""
+    """The special tokens in a configuration; each is a text, or an object with the text in `content`."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value

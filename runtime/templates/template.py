@@ -1,4 +1,4 @@
-"""ChatTemplate: a checkpoint's Jinja template, rendered by minijinja within limits. It can run no code."""
+"""ChatTemplate: a checkpoint's Jinja template, rendered by minijinja within limits. It cannot run code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import minijinja
 
 from ..errors import RequestError
 
-DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers knows
-FUEL = 1_000_000  # steps of minijinja's machine for one rendering
+DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers uses
+FUEL = 1_000_000  # steps of minijinja's virtual machine for one rendering
 MAX_OUTPUT = 8 << 20  # characters
-# transformers marks what an assistant said; training needs that, a prompt does not
+# marks of an assistant's text, which training needs and a prompt does not
 _GENERATION = ("generation", "endgeneration")
-_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # stands where a message is to be continued, as in transformers
-_SAID = "SOMETHING_SAID"  # by a user, to see whether a template shows it
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the place where a message is to be continued, as in transformers
+_SAID = "SOMETHING_SAID"  # a user's text, to test whether a template shows it
 
 
 class TemplateRefused(RequestError):
-    """The template raised an error on purpose, does not know these messages, or hit a limit."""
+    """The template raised an error on purpose, does not support these messages, or exceeded a limit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="messages")
@@ -30,14 +30,14 @@ class TemplateRefused(RequestError):
 class ChatTemplate:
     """A template with transformers' settings and globals.
 
-    special_tokens: variables such as bos_token. named: further templates, by their names; without any other, `source`
-    is "". Raises TemplateRefused if a text is no template of this language.
+    source: the default template, "" if there is none. special_tokens: variables such as bos_token. named: further
+    templates by name; None: there are none. Raises TemplateRefused if a text is no valid template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:
         self._special_tokens = special_tokens
         self._names = [*([DEFAULT] if source else []), *(named or {})]
-        self._lists: dict[str, bool] = {}  # of templates that were asked: whether they take contents as lists
+        self._lists: dict[str, bool] = {}  # by template, once tested: whether it takes contents as lists
         self._environment = minijinja.Environment(
             fuel=FUEL,
             trim_blocks=True,
@@ -62,9 +62,9 @@ class ChatTemplate:
         template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation: it ends where the next message begins (`add_generation_prompt`), or in the
-        middle of the last one, which the model is to go on with (`continue_final_message`). `template` chooses among
-        several templates, else "tool_use" is taken where there are tools, or "default". Raises TemplateRefused."""
+        """The prompt for a conversation: it ends where the next message begins (`add_generation_prompt`), or within the
+        last message, which the model continues (`continue_final_message`). tools: None if there are none. template: the
+        name of a template; None: "tool_use" if there are tools, else "default". Raises TemplateRefused."""
         chosen = self._chosen(template, bool(tools))
         if continue_final_message:
             return self._render_continued(chosen, messages, tools, variables)
@@ -84,7 +84,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
     ) -> str:
-        """Like transformers: a mark is put behind the last message, and what follows it in the text is cut off."""
+        """As transformers does: a mark is appended to the last message, and the text after the mark is cut off."""
         content = messages[-1].get("content") if messages else None
         if not isinstance(content, str):
             raise TemplateRefused("the last message has no text that could be continued")
@@ -97,8 +97,8 @@ class ChatTemplate:
         return kept if text.startswith(_CONTINUED, at) else kept.rstrip()
 
     def _suited(self, name: str, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Messages whose contents are lists of parts where the template shows no text, but such a list: those of models
-        that also see are often written so, and would leave out what the user says without a word."""
+        """The messages, with contents as lists of parts if the template only shows such lists. Templates of models with
+        vision are often so, and would silently leave out a content that is a text."""
         if name not in self._lists:
             self._lists[name] = not self._shows(name, _SAID) and self._shows(name, _as_list(_SAID))
         if not self._lists[name]:
@@ -131,7 +131,7 @@ class ChatTemplate:
             raise TemplateRefused(f"the chat template refuses these messages: {_words(error)}") from error
         except RaisedByTemplate as error:
             raise TemplateRefused(f"the chat template refuses these messages: {error}") from error
-        except Exception as error:  # of a method of a message that is none, or whose arguments are wrong
+        except Exception as error:  # the template calls a method that does not exist, or with wrong arguments
             raise TemplateRefused(f"the chat template cannot be rendered: {_words(error)}") from error
         if len(text) > MAX_OUTPUT:
             raise TemplateRefused(f"the chat template makes {len(text)} characters of these messages")
@@ -139,16 +139,16 @@ class ChatTemplate:
 
 
 def _as_list(content: Any) -> Any:
-    """A content that is a text as a list of one part."""
+    """A text content as a list of one part; other contents unchanged."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 class RaisedByTemplate(Exception):
-    """The exception of a template's `raise_exception`."""
+    """Raised by a template's `raise_exception`."""
 
 
 def _words(error: Exception) -> str:
-    """The first line of an error, without its place in the source."""
+    """The first line of an error, without its position in the source."""
     return (str(error).splitlines() or ["error"])[0][:200]
 
 
@@ -159,7 +159,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As in transformers: characters stay as they are, nothing is escaped for HTML."""
+    """The filter tojson as in transformers: non-ASCII characters are kept, and nothing is escaped for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -171,7 +171,7 @@ def _tojson(
 
 
 class WholeFloat:
-    """A float that is a whole number, such as 5.0, which minijinja would hand to filters as the integer 5."""
+    """A float that is a whole number, such as 5.0, which minijinja would pass to filters as the integer 5."""
 
     def __init__(self, value: float) -> None:
         self._value = value
@@ -183,7 +183,7 @@ class WholeFloat:
 
 
 def _kept_floats(value: Any) -> Any:
-    """A copy of a value with a WholeFloat for each float that is a whole number."""
+    """A copy of a value in which floats that are whole numbers are WholeFloats."""
     if isinstance(value, float):
         return WholeFloat(value) if value.is_integer() else value
     if isinstance(value, Mapping):
@@ -198,12 +198,12 @@ def _plain_float(value: Any) -> float:
 
 
 def _is_iterable(value: Any) -> bool:
-    """As in Jinja: none is not, though minijinja would go over it as over an empty list."""
+    """The test `iterable` as in Jinja: none is not iterable, though minijinja treats it as an empty list."""
     return isinstance(value, str | Iterable)
 
 
 def _is_sequence(value: Any) -> bool:
-    """As in Jinja: a text and a mapping are, too."""
+    """The test `sequence` as in Jinja: texts and mappings count, too."""
     return isinstance(value, str | Sequence | Mapping)
 
 
@@ -220,7 +220,8 @@ def _strftime_now(form: str) -> str:
 
 
 def _without_generation_marks(source: str) -> str:
-    """{% generation %} is no block of Jinja. An `if` that is always true keeps the control of white space."""
+    """Replace {% generation %}, which is no block of Jinja, by an `if` that is always true, which keeps white space
+    control."""
     import re
 
     start, end = _GENERATION

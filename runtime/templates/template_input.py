@@ -1,4 +1,4 @@
-"""TemplateInput: what a chat template is given for one conversation."""
+"""TemplateInput: the input of a chat template for one conversation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class TemplateInput(msgspec.Struct, frozen=True, tag="render"):
-    """A conversation for a template. messages: as `reading.history.fitted` leaves them. add_generation_prompt: the text
-    ends where the answer begins; continue_final_message: it ends in the last message, which the answer goes on with.
-    variables: what else the template knows by name. template: one of several by its name, None for the usual one."""
+    """A conversation for a template. messages: from `reading.history.fitted`. tools: None if there are none.
+    add_generation_prompt: the text ends where the answer begins; continue_final_message: it ends within the last
+    message, which the answer continues. variables: further variables by name. template: the name of a template, None
+    for the usual one."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -26,7 +27,7 @@ class TemplateInput(msgspec.Struct, frozen=True, tag="render"):
 
 
 def rendered(template: ChatTemplate, given: TemplateInput) -> str:
-    """The text of a conversation. RequestError if the template refuses it, or cannot use it."""
+    """Render a conversation. RequestError if the template refuses or cannot use it."""
     try:
         return template.render(
             given.messages,

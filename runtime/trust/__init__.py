@@ -1,1 +1,1 @@
-"""Who made an engine: signatures of its manifest."""
+"""Verifies who made an engine, by signatures of its manifest."""

@@ -1,4 +1,4 @@
-"""The signature of an engine: minisign's, of engine.json, which has the digest of every other file."""
+"""The signature of an engine: a minisign signature of engine.json, which has the digests of all other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_public_key(given: str) -> PublicKey:
-    """A key from its file, or from what stands in it. UsageError where it is neither."""
+    """A public key, from its file or given as text. UsageError if it is neither."""
     path = Path(given)
     try:
         return PublicKey.parse(path.read_text() if path.is_file() else given)
@@ -31,8 +31,8 @@ def read_public_key(given: str) -> PublicKey:
 
 
 def check_signature(container: Container, manifest: Manifest, key: PublicKey) -> str:
-    """The trusted comment of the signature of this manifest by this key. SignatureError if there is none, or the
-    manifest is another. The files are compared with the manifest by whoever opens the engine."""
+    """The trusted comment of the signature of this manifest by this key. SignatureError if there is no such signature,
+    or if the manifest has changed. Opening the engine compares the files with the manifest."""
     sizes = container.sizes()
     if SIGNATURE_FILE not in sizes:
         raise SignatureError(f"{container.path} is not signed", "sign it: icc sign ENGINE --key FILE")
@@ -48,8 +48,8 @@ def check_signature(container: Container, manifest: Manifest, key: PublicKey) ->
 
 
 def require_signatures(manifest: Manifest, options: LoadOptions) -> None:
-    """SignatureError unless the engine that the manifest is of, and a second one that drafts for it, are signed as the
-    options ask."""
+    """Raise SignatureError unless the engine of this manifest, and a drafter's engine, are signed as the options
+    require."""
     assert options.require_signature is not None
     key = read_public_key(options.require_signature)
     check_signature(open_container(Path(options.path)), manifest, key)
@@ -59,7 +59,7 @@ def require_signatures(manifest: Manifest, options: LoadOptions) -> None:
 
 
 def check_all_is_signed(container: Container, manifest: Manifest) -> None:
-    """SignatureError for a file that is not in the manifest: bytecode that Python has left, or somebody else."""
+    """Raise SignatureError for a file that is not in the manifest, such as bytecode from Python or a foreign file."""
     known = {MANIFEST_FILE, *BESIDE, *manifest.files}
     if more := sorted(container.sizes().keys() - known):
         raise SignatureError(f"{container.path}: {more[0]} is not what was signed", "remove it")

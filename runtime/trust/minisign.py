@@ -1,5 +1,5 @@
-"""Keys and signatures in minisign's file formats (https://jedisct1.github.io/minisign/), so that `minisign` reads what
-icc writes, and icc what `minisign` writes. The cryptography is that of the package `cryptography` and of hashlib."""
+"""Keys and signatures in minisign's file formats (https://jedisct1.github.io/minisign/), so that `minisign` and icc can
+read each other's files. The cryptography comes from the package `cryptography` and from hashlib."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _ALGORITHM, _HASHED = b"Ed", b"ED"  # Ed25519 of a message, and of its BLAKE2b-5
 _SCRYPT, _PLAIN, _CHECKSUM = b"Sc", b"\0\0", b"B2"
 _PUBLIC = struct.Struct("<2s8s32s")
 _SECRET = struct.Struct("<2s2s2s32sQQ104s")
-_HELD = struct.Struct("<8s64s32s")  # of a secret key: its id, seed and public key, checksum
+_HELD = struct.Struct("<8s64s32s")  # the secret part of a key: id, seed and public key, checksum
 _SIGNATURE = struct.Struct("<2s8s64s")
 _COMMENT, _TRUSTED = "untrusted comment: ", "trusted comment: "
 _BLOCK = 8  # scrypt's r
-_MOST_MEMORY = 1 << 30  # bytes for scrypt, which minisign asks for
+_MOST_MEMORY = 1 << 30  # bytes of memory for scrypt, as in minisign
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """id: 8 bytes by which signatures name it. raw: the 32 bytes of Ed25519."""
+    """An Ed25519 public key. id: 8 bytes by which signatures name it. raw: its 32 bytes."""
 
     id: bytes
     raw: bytes
 
     @classmethod
     def parse(cls, text: str) -> PublicKey:
-        """From a key file's text, or from its base64 alone. UsageError for what is none."""
+        """Parse a key file's text, or only its base64 line. UsageError if it is no public key."""
         algorithm, name, raw = _unpack(_PUBLIC, text, "public key")
         if algorithm != _ALGORITHM:
             raise UsageError("the public key is not one of Ed25519", "make one: icc keygen, or minisign -G")
@@ -47,22 +47,23 @@ class PublicKey:
 
     @property
     def name(self) -> str:
-        """The id as minisign writes it, without zeros in front."""
+        """The id as minisign writes it, without leading zeros."""
         return f"{int.from_bytes(self.id, 'little'):X}"
 
     def text(self) -> str:
-        """The key file."""
+        """The text of the key file."""
         return f"{_COMMENT}minisign public key {self.name}\n{_encoded(_ALGORITHM + self.id + self.raw)}\n"
 
     def verify(self, signature: str, message: bytes) -> str:
-        """The trusted comment of a signature file. SignatureError where it is not this key's, or of another message."""
+        """Verify a signature file; returns its trusted comment. SignatureError if it was made by another key or for
+        another message."""
         lines = [line.rstrip("\r") for line in signature.split("\n")]
         if len(lines) < 4 or not lines[0].startswith(_COMMENT) or not lines[2].startswith(_TRUSTED):
             raise SignatureError("the signature file is damaged: it has not the lines of minisign's")
         try:
             algorithm, name, own = _SIGNATURE.unpack(base64.b64decode(lines[1], validate=True))
             whole = base64.b64decode(lines[3], validate=True)
-        except (struct.error, ValueError) as error:  # ValueError: not even ASCII
+        except (struct.error, ValueError) as error:  # ValueError: not ASCII
             raise SignatureError(f"the signature file is damaged: {error}") from error
         if name != self.id:
             made = PublicKey(name, b"").name
@@ -87,20 +88,21 @@ class PublicKey:
 
 @dataclass(frozen=True, repr=False)
 class SecretKey:
-    """public: its other half. seed: the 32 bytes that the secret is made of."""
+    """An Ed25519 secret key. public: its public key. seed: the 32 bytes from which the secret is derived."""
 
     public: PublicKey
     seed: bytes
 
     @classmethod
     def new(cls) -> SecretKey:
-        """A key that nobody has."""
+        """A new random key."""
         seed = os.urandom(32)
         return cls(PublicKey(os.urandom(8), _public_of(seed)), seed)
 
     @classmethod
     def parse(cls, text: str, password: Callable[[], bytes]) -> SecretKey:
-        """From a key file's text. password: asked if the key is encrypted. UsageError for a wrong one, or no key."""
+        """Parse a key file's text. password: called if the key is encrypted. UsageError if the password is wrong, or if
+        the text is no key."""
         algorithm, kdf, check, salt, operations, memory, held = _unpack(_SECRET, text, "secret key")
         if algorithm != _ALGORITHM or kdf not in (_SCRYPT, _PLAIN) or check != _CHECKSUM:
             raise UsageError("the secret key is of a kind that icc does not know", "make one: icc keygen")
@@ -110,19 +112,19 @@ class SecretKey:
         name, secret, checksum = _HELD.unpack(held)
         if kdf == _SCRYPT and not compare_digest(checksum, _checksum(name, secret)):
             raise UsageError("the password is wrong, or the secret key is damaged")
-        if _public_of(secret[:32]) != secret[32:]:  # minisign writes no checksum of a key without a password
+        if _public_of(secret[:32]) != secret[32:]:  # minisign writes no checksum for a key without a password
             raise UsageError("the secret key is damaged")
         return cls(PublicKey(name, secret[32:]), secret[:32])
 
     def text(self) -> str:
-        """The key file, not encrypted."""
+        """The text of the key file, not encrypted."""
         secret = self.seed + self.public.raw
         held = _HELD.pack(self.public.id, secret, _checksum(self.public.id, secret))
         raw = _SECRET.pack(_ALGORITHM, _PLAIN, _CHECKSUM, bytes(32), 0, 0, held)
         return f"{_COMMENT}minisign secret key {self.public.name}\n{_encoded(raw)}\n"
 
     def sign(self, message: bytes, file: str) -> str:
-        """A signature file. file: what it says of which file, beside the time."""
+        """The text of a signature file for a message. file: the file name to state in it, besides the time."""
         key = _ed25519_private(self.seed)
         own = key.sign(hashlib.blake2b(message).digest())
         comment = f"timestamp:{int(time.time())}\tfile:{file}\thashed"
@@ -133,7 +135,7 @@ class SecretKey:
 
 
 def _unpack(form: struct.Struct, text: str, kind: str) -> tuple:
-    """The fields of a key: of the last line of its file that is not empty."""
+    """The fields of a key, from the last non-empty line of its file."""
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     try:
         return form.unpack(base64.b64decode(line, validate=True))
@@ -150,7 +152,7 @@ def _checksum(name: bytes, secret: bytes) -> bytes:
 
 
 def _scrypt(password: bytes, salt: bytes, operations: int, memory: int) -> bytes:
-    """The bytes that a secret key is covered with, as libsodium's crypto_pwhash_scryptsalsa208sha256 makes them of a
+    """The bytes with which a secret key is XORed, as libsodium's crypto_pwhash_scryptsalsa208sha256 derives them with a
     limit of operations and one of bytes."""
     operations = max(operations, 32768)
     if operations < memory // 32:

@@ -1,4 +1,4 @@
-"""Tells whether a text was marked with a key."""
+"""Detects whether a text was marked with a key."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-THRESHOLD = 4.0  # Kirchenbauer et al.: one text in 30,000 that nobody marked is above
+THRESHOLD = 4.0  # Kirchenbauer et al.: one unmarked text in 30,000 is above this
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What a text shows. tokens: that were looked at, each with those before it once; z_score: by how many standard
-    deviations they are more marked than chance would have it; p_value: how likely chance makes it so or more; green: of
-    "kgw", how many of the tokens are green."""
+    """The result of a detection. tokens: how many were examined; repeated n-grams count once. z_score: by how many
+    standard deviations the marks exceed chance. p_value: the probability that chance gives as many marks or more.
+    green: for "kgw", how many of the tokens are green; else None."""
 
     tokens: int
     z_score: float
@@ -35,13 +35,13 @@ class Detection:
 
     @property
     def marked(self) -> bool:
-        """Whether chance can be ruled out."""
+        """Whether the text is marked: chance can be ruled out."""
         return self.z_score >= THRESHOLD
 
 
 def detect(token_ids: Sequence[int], watermark: Watermark, vocab_size: int) -> Detection:
-    """What the tokens of a text show of a watermark; without those of the prompt and special ones at its beginning.
-    vocab_size: of the model's logits. RequestError for fewer tokens than a mark hangs on."""
+    """Detect a watermark in the tokens of a text, given without the prompt's tokens and without special tokens at its
+    beginning. vocab_size: of the model's logits. RequestError if there are fewer tokens than one mark depends on."""
     starts = watermark.start if watermark.method in ("gumbel", "dual_key_gumbel") else ()
     tokens, width = (*starts, *token_ids), watermark.width
     ngrams = dict.fromkeys(tokens[at : at + width + 1] for at in range(len(tokens) - width))
@@ -50,7 +50,7 @@ def detect(token_ids: Sequence[int], watermark: Watermark, vocab_size: int) -> D
         raise RequestError(f"the text has {len(token_ids)} tokens: at least {needed} are needed", field="text")
     if watermark.method == "kgw":
         return _of_green(list(ngrams), watermark, vocab_size)
-    first = {ngram[:-1]: ngram[-1] for ngram in reversed(ngrams)}  # where the tokens before come again, none is marked
+    first = {ngram[:-1]: ngram[-1] for ngram in reversed(ngrams)}  # tokens after a repeated context are not marked
     return (_of_bits if watermark.method == "synthid" else _of_numbers)(first, watermark, vocab_size)
 
 
@@ -62,19 +62,21 @@ def _of_green(ngrams: Sequence[tuple[int, ...]], watermark: Watermark, vocab_siz
 
 
 def _of_numbers(first: Mapping[tuple[int, ...], int], watermark: Watermark, vocab_size: int) -> Detection:
-    """By the sum of what each key says of each token, an exponential variable of mean 1 where it is not marked."""
+    """Detect Gumbel-max marks by the sum of a score per token and key; without a mark, a score is exponential with mean
+    1."""
     scores = [
         share * -math.log1p(-float(uniforms(key, before, vocab_size, np.array([token]))[0]))
         for key, share in watermark.shares
         for before, token in first.items()
     ]
     total, count, variance = math.fsum(scores), len(first), sum(share**2 for _, share in watermark.shares)
-    p_value = gamma_tail(count / variance, total / variance)  # exact for one key, as vLLM has it for two
+    p_value = gamma_tail(count / variance, total / variance)  # exact for one key; as in vLLM for two
     return Detection(count, (total - count) / math.sqrt(count * variance), p_value)
 
 
 def _of_bits(first: Mapping[tuple[int, ...], int], watermark: Watermark, vocab_size: int) -> Detection:
-    """By the weighted mean of the tokens' bits (Dathathri et al.: weights from 10 to 1, first key to last)."""
+    """Detect SynthID marks by the weighted mean of the tokens' bits (Dathathri et al.: weights from 10 to 1, first key
+    to last)."""
     weights = np.linspace(10, 1, len(watermark.keys))
     found = np.concatenate([bits(watermark.keys, before, np.array([token])) for before, token in first.items()])
     surplus = ((found - 0.5) @ weights).sum()
@@ -83,8 +85,8 @@ def _of_bits(first: Mapping[tuple[int, ...], int], watermark: Watermark, vocab_s
 
 
 def gamma_tail(shape: float, value: float) -> float:
-    """How likely a gamma variable of this shape and scale 1 is to reach a value: the regularized upper incomplete gamma
-    function, by its series or its continued fraction (DLMF 8.11.4 and 8.9.2)."""
+    """The probability that a gamma variable of this shape and scale 1 is at least `value`: the regularized upper
+    incomplete gamma function, by its series or its continued fraction (DLMF 8.11.4 and 8.9.2)."""
     if value <= 0:
         return 1.0
     front = shape * math.log(value) - value - math.lgamma(shape)

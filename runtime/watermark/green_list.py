@@ -1,4 +1,5 @@
-"""The tokens that a token before picks, the same ones as transformers': a part of torch's random permutation."""
+"""The green tokens that the previous token selects, the same as in transformers: a part of torch's random
+permutation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-_WHOLE = 2**64 - 1  # transformers takes seeds modulo this
+_WHOLE = 2**64 - 1  # seeds are modulo this in transformers
 
 
 @lru_cache(maxsize=1024)  # 128k tokens take 16 KB
@@ -21,7 +22,7 @@ def _packed(key: int, before: int, vocab_size: int, count: int) -> np.ndarray:
 
 
 def green_list(key: int, before: int, vocab_size: int, ratio: float) -> np.ndarray:
-    """Which tokens are green behind the token `before`, bool `[vocab]`; a share `ratio` of them."""
+    """The tokens that are green after the token `before`, bool `[vocab]`; a share `ratio` of all."""
     packed = _packed(key, before, vocab_size, int(vocab_size * ratio))
     return np.unpackbits(packed, count=vocab_size).view(bool)
 
@@ -30,9 +31,9 @@ def permuted(seed: int, size: int, count: int) -> np.ndarray:
     """The first `count` of torch.randperm(size) with a CPU generator of this seed, int64 `[count]`.
 
     torch shuffles from the left: step i swaps places i and j[i] = i + random() % (size - i), with the 32-bit numbers of
-    a Mersenne twister whose seed is the lowest 32 bits. What place i gets is what place j[i] held: j[i] itself, or what
-    the last earlier step with the same j put there, which is what stood at its own place then. All steps are followed
-    at once. size: below 2^32 / 20, from where on torch takes another way.
+    a Mersenne twister seeded with the lowest 32 bits. Place i gets the value at place j[i]: j[i] itself, or the value
+    that the last earlier step with the same j put there, which is the value at that step's own place then. All steps
+    are computed at once. size: below 2^32 / 20, above which torch uses another algorithm.
     """
     steps = min(count, size - 1)
     own = np.arange(steps)
@@ -41,7 +42,7 @@ def permuted(seed: int, size: int, count: int) -> np.ndarray:
     put = np.full(size, -1)  # the last step that put something at a place on the left, before that place's own step
     moves = (drawn != own) & (drawn < steps)
     put[drawn[moves]] = own[moves]
-    held = np.where(put[:steps] >= 0, put[:steps], own)  # by place i before step i: the place that it came from
+    held = np.where(put[:steps] >= 0, put[:steps], own)  # for the value at place i before step i: its original place
     while not np.array_equal(further := held[held], held):
         held = further
     found = np.where(drawn == own, held, drawn)
@@ -49,12 +50,13 @@ def permuted(seed: int, size: int, count: int) -> np.ndarray:
     found[again] = held[earlier]
     if count <= steps:
         return found
-    last = np.setdiff1d(np.arange(size), found, assume_unique=True)  # the whole permutation: one is left
+    last = np.setdiff1d(np.arange(size), found, assume_unique=True)  # for a whole permutation one value is left
     return np.concatenate([found, last])
 
 
 def _repeated(drawn: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that draw what was drawn before, and for each the last such step before it."""
+    """The steps that draw a place drawn before, and for each the last earlier step that drew it; int64 [repeated]
+    each."""
     own = np.arange(len(drawn))
     first, last = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     last[drawn] = own

@@ -1,5 +1,5 @@
-"""The numbers that Gumbel-max gives tokens by a key and the tokens before. They are vLLM's, so each detects the other's
-texts (vllm/v1/watermarking, its PRF "philox")."""
+"""The pseudorandom numbers of tokens for Gumbel-max, from a key and the tokens before. They equal vLLM's
+(vllm/v1/watermarking, PRF "philox"), so that icc and vLLM detect each other's marks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LOW = 2**32 - 1
 # Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": Philox4x32-10
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
-_CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # what tells the two uses of the generator apart
+_CONTEXT, _TOKEN = 0x574D4358, 0x574D544B  # distinguishes the two uses of the generator
 
-Words = Sequence["int | np.ndarray"]  # four of 32 bits each
+Words = Sequence["int | np.ndarray"]  # four words of 32 bits
 
 
 def uniforms(key: int, before: Sequence[int], vocab_size: int, tokens: np.ndarray | None = None) -> np.ndarray:
-    """A number in (0, 1) for each of `tokens`, or for all of the vocabulary where that is None, float32 `[tokens]`: the
-    same for the same key and tokens before, where -1 stands for those in front of the first."""
+    """A number in (0, 1) for each of `tokens` (None: the whole vocabulary), float32 `[tokens]`. It depends on the key
+    and the tokens `before`, of which -1 stands for positions before the first token."""
     low, high = key & _LOW, key >> 32
     state: Words = _CONTEXT, len(before), 0, 0
     for at in range(0, len(before), 4):
@@ -48,6 +48,6 @@ def _philox(counter: Words, low: int, high: int) -> Words:
 
 
 def two_keys(key: int) -> tuple[int, int]:
-    """vLLM's keys A and B of one key."""
+    """vLLM's keys A and B, derived from one key."""
     digests = [hashlib.sha256(domain + key.to_bytes(8, "big")).digest() for domain in (b"key_a", b"key_b")]
     return int.from_bytes(digests[0][:8], "big"), int.from_bytes(digests[1][:8], "big")

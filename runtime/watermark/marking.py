@@ -1,4 +1,4 @@
-"""Marks tokens as they are sampled, among those that temperature, top-k, top-p, min-p and grammars leave."""
+"""Marks tokens while they are sampled, among those left by temperature, top-k, top-p, min-p and grammars."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ else:
 
 
 class Marking(Protocol):
-    """Changes what the next token of one completion is sampled from."""
+    """Changes the distribution from which the next token of one completion is sampled."""
 
     def biased(self, logits: np.ndarray) -> np.ndarray:
-        """The logits `[vocab]` whose largest a greedy answer takes; the same array if there is nothing to change."""
+        """The logits `[vocab]` for greedy decoding; the same array if nothing is changed."""
         ...
 
     def weighed(self, candidates: np.ndarray | None, weights: np.ndarray, uniform: float) -> np.ndarray:
-        """The weights `[n]` of the candidates `[n]`, token ids, None for all tokens, by which one is drawn with a
-        number `uniform` in [0, 1)."""
+        """The changed weights `[n]` for drawing a token. candidates: token ids `[n]`, None for all tokens. uniform: the
+        number in [0, 1) with which it is drawn."""
         ...
 
     def push(self, token: int) -> None:
-        """A token that was sampled."""
+        """Take in a token that was sampled."""
         ...
 
 
@@ -42,7 +42,7 @@ def marking(watermark: Watermark, prompt: Sequence[int], vocab_size: int) -> Mar
 
 
 class GreenMarking(Marking):
-    """Adds to the logits of the tokens that the token before picks."""
+    """Adds a bias to the logits of the tokens that the previous token selects."""
 
     def __init__(self, watermark: Watermark, prompt: Sequence[int], vocab_size: int) -> None:
         self._watermark, self._vocab_size = watermark, vocab_size
@@ -68,8 +68,8 @@ class GreenMarking(Marking):
 
 
 class GumbelMarking(Marking):
-    """Takes the token of the largest number ** (1 / probability). Where the tokens before were there already in this
-    answer, the token is drawn as without a mark: else texts would go round in circles."""
+    """Chooses the token with the largest number ** (1 / probability). If the preceding tokens occurred already in this
+    answer, the token is drawn without a mark, because texts could run in circles otherwise."""
 
     def __init__(self, watermark: Watermark, vocab_size: int) -> None:
         self._shares, self._vocab_size = watermark.shares, vocab_size
@@ -99,11 +99,11 @@ class GumbelMarking(Marking):
 
 
 class TournamentMarking(Marking):
-    """Changes probabilities by tournaments of the tokens' bits; behind tokens that were there already they stay."""
+    """Changes probabilities by tournaments of the tokens' bits; after a repeated context they are not changed."""
 
     def __init__(self, watermark: Watermark) -> None:
         self._keys, self._before = watermark.keys, watermark.start
-        self._seen: deque[tuple[int, ...]] = deque(maxlen=1024)  # transformers remembers as many
+        self._seen: deque[tuple[int, ...]] = deque(maxlen=1024)  # as many as in transformers
 
     def biased(self, logits: np.ndarray) -> np.ndarray:
         weights = np.exp(logits - logits.max(), dtype=np.float64)

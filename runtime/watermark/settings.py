@@ -1,4 +1,4 @@
-"""Watermark: how answers are marked so that whoever has the key can tell them, and how that is written."""
+"""Watermark: how answers are marked, so that the owner of the key can detect them; and its notation as an option."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..errors import RequestError, bounds
 from .gumbel import two_keys
 
 Method = Literal["kgw", "gumbel", "dual_key_gumbel", "synthid"]
-# inclusive bounds of the numbers
+# inclusive bounds of the fields
 BOUNDS: dict[str, tuple[float, float]] = {
     "key": (1, 2**64 - 1),
     "ratio": (0.01, 0.99),
     "bias": (0.0, 20.0),
     "alpha": (0.0, 1.0),
 }
-MOST_KEYS = 64  # of "synthid"; the others have one
+MOST_KEYS = 64  # keys of "synthid"; other methods have one
 OPTIONS: dict[Method, tuple[str, ...]] = {
     "kgw": ("bias", "ratio"),
     "gumbel": (),
     "dual_key_gumbel": ("alpha",),
     "synthid": (),
 }
-# What stands for the tokens before an answer's first, of methods that do not look at the prompt: as many as a token's
-# mark hangs on. vLLM's, and transformers'.
+# Placeholders for the tokens before an answer's first token, for methods that ignore the prompt: as many as a token's
+# mark depends on. They equal those of vLLM and transformers.
 _STARTS: dict[Method, tuple[int, ...]] = {
     "kgw": (),
     "gumbel": (-1,) * 4,
@@ -38,24 +38,24 @@ FORM = "[METHOD:]KEY[+KEY..][,bias=B][,ratio=R][,alpha=A]"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How tokens are marked. key: a number that is kept secret: with it texts are marked and told; of "synthid", one or
+    """How tokens are marked. key: a secret number with which texts are marked and detected; for "synthid" one or
     several.
 
-    method "kgw" (Kirchenbauer et al. 2023, arXiv:2301.10226): the token before picks a share `ratio` of the vocabulary,
-    whose logits get `bias` more; as transformers' WatermarkLogitsProcessor does with seeding_scheme="lefthash" and key
-    for hashing_key.
+    method "kgw" (Kirchenbauer et al. 2023, arXiv:2301.10226): the previous token selects a share `ratio` of the
+    vocabulary, to whose logits `bias` is added; as transformers' WatermarkLogitsProcessor does with
+    seeding_scheme="lefthash" and key as hashing_key.
 
-    "gumbel" (Aaronson 2022; Kuditipudi et al. 2023, arXiv:2307.15593): the four tokens of the answer before give every
-    token a number, and the one of the largest number ** (1 / probability) is taken: over keys, the tokens have
-    the model's distribution. Greedy answers get no mark of it. "dual_key_gumbel": the same with one of two keys that
-    are made of this one, for each token the second with probability `alpha`. Both as vLLM's algorithms of these names,
+    "gumbel" (Aaronson 2022; Kuditipudi et al. 2023, arXiv:2307.15593): the answer's four previous tokens give every
+    token a number, and the token with the largest number ** (1 / probability) is taken; averaged over keys, tokens have
+    the model's distribution. Greedy answers are not marked. "dual_key_gumbel": the same with one of two keys that are
+    derived from this one, for each token the second with probability `alpha`. Both as vLLM's algorithms of these names,
     with its PRF and context width.
 
-    "synthid" (Dathathri et al. 2024, doi:10.1038/s41586-024-08025-4): each key gives every token a bit by the four
-    tokens of the answer before, and a tournament per key makes tokens with the bit likelier; as transformers'
-    SynthIDTextWatermarkLogitsProcessor with ngram_len=5 and key for its keys.
+    "synthid" (Dathathri et al. 2024, doi:10.1038/s41586-024-08025-4): each key gives every token a bit that depends on
+    the answer's four previous tokens, and a tournament per key makes tokens with the bit likelier; as transformers'
+    SynthIDTextWatermarkLogitsProcessor with ngram_len=5 and key as its keys.
 
-    RequestError for numbers out of BOUNDS.
+    RequestError for numbers outside BOUNDS.
     """
 
     key: int | tuple[int, ...]
@@ -82,7 +82,7 @@ class Watermark:
 
     @property
     def shares(self) -> Sequence[tuple[int, float]]:
-        """The one or two keys of Gumbel-max, each with the probability that a token is marked with it."""
+        """The one or two keys of Gumbel-max, each with the probability that it marks a token."""
         [key] = self.keys
         if self.method == "gumbel":
             return [(key, 1.0)]
@@ -90,18 +90,18 @@ class Watermark:
 
     @property
     def width(self) -> int:
-        """How many tokens before a token its mark hangs on."""
+        """How many previous tokens a token's mark depends on."""
         return len(self.start) or 1
 
     @property
     def start(self) -> tuple[int, ...]:
-        """What stands for the tokens before an answer's first `[width]`; empty where those of the prompt do."""
+        """The placeholders `[width]` for the tokens before an answer's first; empty if the prompt's tokens are used."""
         return _STARTS[self.method]
 
 
 def watermark(text: str) -> Watermark:
-    """A watermark as options of the command line have it: 15485863, kgw:15485863,bias=2,ratio=0.25, gumbel:@FILE, where
-    FILE holds the key, synthid:654+400+836. ValueError says what is wrong."""
+    """Parse a watermark option: 15485863, kgw:15485863,bias=2,ratio=0.25, gumbel:@FILE, where FILE contains the key,
+    synthid:654+400+836. ValueError says what is wrong."""
     marked, *options = text.split(",")
     method, colon, key = marked.rpartition(":")
     fields: dict[str, float] = {}
@@ -119,14 +119,14 @@ def watermark(text: str) -> Watermark:
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{key[1:]} cannot be read: {error}") from error
     try:
-        keys = tuple(_number(one, int, shown) for one in key.split("+"))  # what a file holds is secret
+        keys = tuple(_number(one, int, shown) for one in key.split("+"))  # the content of a file is secret
         return Watermark(one_or_all(keys), method if colon else "kgw", **fields)  # type: ignore[arg-type]
     except RequestError as error:
         raise ValueError(error.message.removeprefix("watermark: ")) from error
 
 
 def one_or_all(keys: int | Sequence[int]) -> int | tuple[int, ...]:
-    """Keys as a Watermark has them."""
+    """Keys in the form of Watermark.key: a number if there is one."""
     if isinstance(keys, int):
         return keys
     return keys[0] if len(keys) == 1 else tuple(keys)

@@ -1,5 +1,5 @@
-"""The bits that SynthID-Text gives tokens of its keys and the tokens before (Dathathri et al. 2024,
-doi:10.1038/s41586-024-08025-4), as transformers has them, and the tournament by which they change probabilities."""
+"""SynthID-Text's bits of tokens, from its keys and the previous tokens (Dathathri et al. 2024,
+doi:10.1038/s41586-024-08025-4), as in transformers, and the tournament by which they change probabilities."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 else:
     from ..late import np
 
-_TABLE = 1 << 16  # transformers' defaults: so many bits, drawn with seed 0
+_TABLE = 1 << 16  # transformers' defaults: the number of bits, drawn with seed 0
 _MULTIPLIER = 6364136223846793005
 
 
 @cache
 def _table() -> np.ndarray:
-    """torch.randint(0, 2, [65536]) of seed 0, uint8: the lowest bits of a Mersenne twister's numbers."""
+    """torch.randint(0, 2, [65536]) with seed 0, uint8: the lowest bits of a Mersenne twister's numbers."""
     drawn = np.random.RandomState(0).randint(0, 1 << 32, size=_TABLE, dtype=np.uint32)
     return (drawn & 1).astype(np.uint8)
 
 
 def bits(keys: Sequence[int], before: Sequence[int], tokens: np.ndarray) -> np.ndarray:
-    """A bit for each token and key behind the tokens before, uint8 `[tokens, keys]`."""
+    """A bit for each token and key after the tokens `before`, uint8 `[tokens, keys]`."""
     state = np.ones(1, dtype=np.uint64)
     for values in [*np.array(before, dtype=np.uint64)[:, None], tokens.astype(np.uint64)]:
         state = _hashed(state, values)
@@ -37,8 +37,9 @@ def _hashed(state: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def tournament(weights: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """Probabilities after a tournament with a round per key, float64 `[tokens]`: in each, a token with the bit gains
-    what the others have, and a token without it loses what those with it have."""
+    """Probabilities after a tournament with one round per key, float64 `[tokens]`. In each round, the probability of a
+    token with the bit is multiplied by 1 + q, and of one without it by 1 - p: q is the total probability of tokens
+    without the bit, p of those with it."""
     found = weights / weights.sum(dtype=np.float64)
     for bit in bits.T:
         found = found * (1.0 + bit - (bit * found).sum())

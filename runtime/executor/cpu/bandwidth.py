@@ -1,4 +1,4 @@
-"""How fast this machine's cores read memory, which is what decoding waits for."""
+"""Measures how fast this machine's cores read memory, which limits the speed of decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from .cores import usable_cores
 from .memory import available_bytes
 
-_SIZE = 64 << 20  # bytes per thread: more than its share of any cache
+_SIZE = 64 << 20  # bytes per thread: more than a thread's share of any cache
 _ROUNDS = 3
 
 
@@ -23,11 +23,11 @@ def read_bandwidth(threads: int | None = None, nbytes: int | None = None) -> flo
     threads = threads or usable_cores()
     size = min(_SIZE if nbytes is None else nbytes // threads, _SIZE, available_bytes() // (8 * threads))
     areas = [np.ones(max(size, 1 << 20) // 8, dtype=np.int64) for _ in range(threads)]
-    passes = _SIZE // areas[0].nbytes or 1  # a round reads as much of small areas as of large ones
+    passes = _SIZE // areas[0].nbytes or 1  # a round reads the same number of bytes for any `nbytes`
 
     def read(area: np.ndarray) -> None:
         for _ in range(passes):
-            area.max()  # numpy gives the GIL back while it reads
+            area.max()  # numpy releases the GIL while it reads
 
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:

@@ -13,12 +13,12 @@ from ...errors import UsageError
 from ...system import allowed_cores, can_pin, mac_cores
 
 _MOST = 1 << 16  # cores of a machine
-_AS_FAST = 0.7  # of the capacity of the fastest core
+_AS_FAST = 0.7  # share of the fastest core's capacity from which a core counts as fast
 
 
 def usable_cores(among: Collection[int] | None = None) -> int:
-    """How many physical cores this process may use: those in `among` (None: `fast_cores`), within the quotas of its
-    control groups. It is the default number of threads.
+    """How many physical cores this process may use, out of `among` (None: `fast_cores`) and within the quotas of its
+    control groups. This is the default number of threads.
 
     One of the hyperthreads of a core is enough, because kernels are limited by the core's arithmetic or by memory.
     """
@@ -31,14 +31,14 @@ def usable_cores(among: Collection[int] | None = None) -> int:
 
 
 def physical_cores(among: Collection[int]) -> int:
-    """How many cores these are, those once that hyperthreads share."""
+    """The number of physical cores among these CPUs: hyperthreads of one core count once."""
     return len({read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or cpu for cpu in among})
 
 
 def fast_cores(allowed: Collection[int]) -> frozenset[int]:
-    """The cores that are as fast as any: without the efficiency cores of a hybrid CPU, for which all others would wait
-    at the end of each kernel. All where the system knows of no difference."""
-    listed = read_text("/sys/devices/cpu_core/cpus")  # Intel's performance cores, where there are others
+    """The fastest cores: without the efficiency cores of a hybrid CPU, for which all others would wait at the end of
+    each kernel. All cores if the system reports no difference."""
+    listed = read_text("/sys/devices/cpu_core/cpus")  # Intel's performance cores; exists on hybrid CPUs only
     if listed:
         fast = read_cores(listed) & frozenset(allowed)
         return fast or frozenset(allowed)
@@ -49,8 +49,8 @@ def fast_cores(allowed: Collection[int]) -> frozenset[int]:
 
 
 def preferred_cores(threads: int | None = None) -> frozenset[int] | None:
-    """The cores that so many threads of kernels stay on where nobody says (None: as many as are best): those that are
-    as fast as any; None where these are all, or fewer than the threads."""
+    """The cores to which kernel threads are pinned by default: the fastest ones. None (no pinning) if all cores are
+    equally fast, or if there are fewer fast ones than `threads` (None: the default number)."""
     allowed = frozenset(allowed_cores())
     fast = fast_cores(allowed)
     return None if fast == allowed or (threads or 0) > physical_cores(fast) else fast
@@ -64,9 +64,9 @@ def granted_cores() -> float | None:
         number, names, path = (*line.split(":", 2), "", "")[:3]
         if number != "0" and "cpu" not in names.split(","):
             continue
-        # v1 is mounted by the names of its controllers, to which `cpu` is a link where somebody made it
+        # v1 is mounted under the names of its controllers; `cpu` may be a link to it
         roots = ("/sys/fs/cgroup",) if number == "0" else ("/sys/fs/cgroup/cpu", f"/sys/fs/cgroup/{names}")
-        # a container may see its own group as the root, or by the path that it has outside
+        # a container may see its own group as the root, or under the path that it has outside
         for folder in (root + part for root in roots for part in ("", *_with_parents(path))):
             if number == "0":
                 quota, _, period = (read_text(f"{folder}/cpu.max") or "max").partition(" ")
@@ -85,8 +85,8 @@ def _with_parents(path: str) -> Iterator[str]:
 
 
 def read_cores(text: str) -> frozenset[int]:
-    """The cores that a text such as "0-7,8" names, as Linux counts them (a hyperthread is one). UsageError for another
-    text."""
+    """The CPU numbers that a text such as "0-7,8" names, as Linux counts them (each hyperthread is one). UsageError for
+    a text of another form."""
     found: set[int] = set()
     for part in text.split(","):
         numbers = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
@@ -98,13 +98,13 @@ def read_cores(text: str) -> frozenset[int]:
 
 
 class KernelCores:
-    """Keeps threads that run kernels on some of the cores. UsageError where the process may not use one of them."""
+    """Pins threads that run kernels to some cores. UsageError if the process may not use one of them."""
 
     def __init__(self, cores: frozenset[int]) -> None:
         self._cores = cores
-        self._before: dict[int, set[int]] = {}  # by thread: where it might run
+        self._before: dict[int, set[int]] = {}  # the affinity of each thread before it was pinned
         if not can_pin():
-            raise UsageError("cores: this system keeps no threads on cores", "leave it out")
+            raise UsageError("cores: this operating system cannot pin threads to cores", "leave it out")
         allowed = allowed_cores()
         if refused := sorted(cores - allowed):
             known = ",".join(map(str, sorted(allowed)))
@@ -112,7 +112,7 @@ class KernelCores:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Threads that are started in here stay on the cores from then on."""
+        """Threads that are started within this context stay pinned to the cores."""
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cores)
         try:
@@ -121,22 +121,22 @@ class KernelCores:
             os.sched_setaffinity(0, before)
 
     def enter(self) -> None:
-        """The calling thread runs kernels, too: it stays on the cores until `leave`."""
+        """Pin the calling thread, which also runs kernels, until `leave`."""
         thread = get_native_id()
         if thread not in self._before:
             self._before[thread] = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self._cores)
 
     def leave(self) -> None:
-        """Let the threads that have entered run where they might before. Calling it again does nothing."""
+        """Give the threads that have entered their former affinity. Calling it again does nothing."""
         while self._before:
             thread, before = self._before.popitem()
-            with suppress(ProcessLookupError):  # it has ended
+            with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(thread, before)
 
 
 def read_text(file: str) -> str | None:
-    """The content of a file of the kernel's, without blanks around it; None where there is none."""
+    """The content of a file in /sys or /proc, stripped; None if it cannot be read."""
     try:
         return Path(file).read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""CpuDevice: this machine's cores, which run a whole step in one call of the engine's generated library."""
+"""CpuDevice: runs a whole step on this machine's cores in one call of the engine's generated library."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _MAX_THREADS = 1024
 
 
 def arrays_of(program: Program) -> list[BatchArray]:
-    """What a step of a program is given."""
+    """The input arrays of a step of a program."""
     return [*CPU_INPUTS, *program.inputs]
 
 
 class CpuDevice:
-    """One library handle with its arena, KV cache and logits buffer, all allocated once. A call runs at once, without
-    the GIL, on host memory: there is nothing to send, to fetch or to wait for.
+    """One library handle with its arena, KV cache and logits buffer, all allocated once. A call is synchronous and
+    without the GIL, on host memory: there is nothing to send, to fetch or to wait for.
 
-    threads: of the kernels, this one included; default: the physical cores that the process may use, without slower
-    ones of a hybrid CPU. kv_bytes: memory for the KV cache; default: enough for a full batch, within a share of the
-    machine's memory. section: run this section of the program as a step, instead of the program. cores: what the
-    kernels' threads stay on, as does a thread that calls `run`, until `close`; None for all, without slower ones where
-    the others are enough. num_blocks: of each KV group; None: as many as fit, and `more_blocks` beside them. arrays:
-    where those of a step lie, `arrays_of` the program, and logits: where they come to lie; None makes them.
+    threads: how many run kernels, the calling one included; None: as many as physical cores that the process may use,
+    without the slower ones of a hybrid CPU. kv_bytes: memory for the KV cache; None: enough for a full batch, within a
+    share of the machine's memory. section: run this section as a step, instead of the whole program. cores: the cores
+    to which kernel threads and threads that call `run` are pinned until `close`; None: see `preferred_cores`.
+    num_blocks: of each KV group; None: see `choose_blocks`, which gets `more_blocks`. arrays: memory for the arrays of
+    a step (`arrays_of` the program); logits: memory for the logits; None: both are allocated here.
     """
 
     plan, turns = None, 1
@@ -89,12 +89,12 @@ class CpuDevice:
         self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4) if logits is None else logits
         self._arrays = plain_arrays(arrays_of(program), self.limits) if arrays is None else arrays
         old = [array.row_bytes for s in program.sections for array in s.outputs.values() if array.at == DRAFTS]
-        self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # of engines of format 2
+        self._drafts = zeroed(self.limits.logit_rows * sum(old)) if old else None  # for engines of format 2
         self._batches = self._views(self._arrays, self._logits)
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._section, self._asked = section, self._logit_rows
         self._offsets = {buffer.name: buffer.offset for buffer in program.buffers}
-        self._weights = engine.weights  # mapped as long as kernels may read them
+        self._weights = engine.weights  # keeps them mapped as long as kernels may read them
         rooms = program.adapters.pools if program.adapters else ()
         self._pools = {pool.weight: AnonymousMemory(program.weights[pool.weight].nbytes) for pool in rooms}
         pools = {name: memory.address for name, memory in self._pools.items()}
@@ -109,7 +109,7 @@ class CpuDevice:
         self._bind_inputs([self._arrays])
 
     def _cache_memory(self) -> AnonymousMemory | RankCaches:
-        """Where the KV cache lies."""
+        """Allocate the KV cache."""
         return AnonymousMemory(self.cache.nbytes)
 
     def _bind_inputs(self, turns: Sequence[Mapping[str, memoryview]]) -> None:
@@ -119,7 +119,7 @@ class CpuDevice:
             self._library.bind_inputs(self._handle, own)
 
     def _turn_views(self, turns: Sequence[StepArrays]) -> list[Array[IccBatch]]:
-        """Steps that may be under way together, each as `_views`; what the program declares is bound for all."""
+        """`_views` of each step that may be in flight; binds the inputs that the program declares for all of them."""
         self._bind_inputs([turn.arrays for turn in turns])
         return [self._views(turn.arrays, self._logits if turn.logits is None else turn.logits) for turn in turns]
 
@@ -127,7 +127,8 @@ class CpuDevice:
         return zip(self.cache.layout.groups, self.cache.num_blocks, strict=True)
 
     def _views(self, arrays: Mapping[str, memoryview], logits: memoryview) -> Array[IccBatch]:
-        """A step as the kernels of each KV group see it: with the group's part of the arrays that are divided."""
+        """The struct of a step for each KV group: it points to the group's part of the arrays that are split by
+        group."""
         views = (IccBatch * self.limits.groups)()
         for group, view in enumerate(views):
             view.max_blocks, view.logits = self.limits.table_stride, address_of(logits)
@@ -139,11 +140,11 @@ class CpuDevice:
 
     @property
     def logits(self) -> np.ndarray:
-        """float32 [logit_rows, vocab], of which the last step has written the first rows; a view."""
+        """A view, float32 [logit_rows, vocab], of which the last step has written the first rows."""
         return np.frombuffer(self._logits, np.float32).reshape(-1, self.program.vocab_size)
 
     def arrays(self, turn: int) -> Mapping[str, memoryview]:
-        """The arrays that a step reads, flat, by name; every turn has these."""
+        """The arrays that a step reads, flat, by name; the same for each turn."""
         return self._arrays
 
     def zero(self, offset: int, nbytes: int) -> None:
@@ -165,14 +166,14 @@ class CpuDevice:
     swap_in = swap_out
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """The kernels read the host's arrays."""
+        """Does nothing: kernels read the host's arrays."""
 
     def expect(self, work: DeviceWork) -> None:
-        """All sizes run alike."""
+        """Does nothing: steps of all sizes run the same way."""
 
     def run(self, work: DeviceWork) -> None:
-        """One call of the library: of the step, or of a section behind it. The library makes moves in front of every
-        step: moves alone are a step that leaves nothing in the cache."""
+        """Call the library once, for a step or for a section after it. The library does moves at the start of each
+        step: moves alone are done by a step that writes nothing to the cache."""
         if work.moves_only:
             slots = self._arrays["slot_mapping"].cast("B")
             kept, slots[:] = bytes(slots), b"\xff" * len(slots)
@@ -196,7 +197,8 @@ class CpuDevice:
         self._call(section, behind)
 
     def _call(self, section: int | None, behind: bool) -> None:
-        """The library's step, or one of its sections. behind: on rows of the step before."""
+        """Run the library's step, or one of its sections. behind: whether the section runs on rows of the previous
+        step."""
         assert self._handle is not None
         if section is None:
             self._library.step(self._handle, self._batches)
@@ -204,13 +206,14 @@ class CpuDevice:
             self._library.section(self._handle, section, self._batches)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
-        """The logits lie in host memory."""
+        """Does nothing: the logits are in host memory."""
 
     def wait(self, turn: int) -> None:
-        """`run` has waited."""
+        """Does nothing: `run` has waited."""
 
     def largest(self, rows: int) -> list[int]:
-        """The token of the largest logit of each of the last step's first rows, -1 where logits are not numbers."""
+        """The token of the largest logit of each of the last step's first `rows` rows; -1 if the largest is not
+        finite."""
         found = self._library.largest(address_of(self._logits), rows, self.program.vocab_size)
         if found is not None:
             return found
@@ -218,8 +221,8 @@ class CpuDevice:
         return [token if isfinite(row[token]) else -1 for row, token in zip(self.logits, tokens, strict=False)]
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """Put `rows` `[count, ...]` into the buffer `at`, behind a step of `tokens` tokens; elsewhere they are the
-        logit rows, and are read where they are."""
+        """Copy `rows` `[count, ...]` into the buffer `at`, after a step of `tokens` tokens; if `at` is no buffer, they
+        are the asked logit rows, which are read in place."""
         if at in self._offsets:
             ctypes.memmove(self._arena.address + self._offsets[at] * tokens, rows.ctypes.data, rows.nbytes)
         else:
@@ -227,12 +230,12 @@ class CpuDevice:
             self._asked = rows.ctypes.data
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """As `Device.write_pool`, at once: pools are host memory."""
+        """As `Device.write_pool`, synchronously: pools are host memory."""
         ctypes.memmove(self._pools[name].address + offset, values.ctypes.data, values.nbytes)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """A copy of the first bytes, uint8 `[nbytes]`, of the buffer `at` behind a step of `tokens` tokens, or of the
-        drafts."""
+        """A copy of the first bytes, uint8 `[nbytes]`, of the buffer `at` after a step of `tokens` tokens, or of the
+        drafts if `at` is no buffer."""
         if at in self._offsets:
             found = self._arena.address + self._offsets[at] * tokens
         else:

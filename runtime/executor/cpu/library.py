@@ -35,14 +35,14 @@ class IccBatch(Structure):
 
 
 _GONE = "a process of the engine's ranks has ended", "load the engine again"
-_loaded: dict[str, str] = {}  # sha256 of a library -> the path by which the dynamic loader knows it
+_loaded: dict[str, str] = {}  # sha256 of a library -> the path under which the dynamic loader has loaded it
 _folders: list[TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 class KernelLibrary:
-    """The functions of a library, typed, from its content. Calls release the GIL.
+    """The typed functions of a kernel library, loaded from its bytes. Calls release the GIL.
 
-    EngineFormatError if `name` is no library, or of another ABI version.
+    EngineFormatError if `name` is no library, or has another ABI version.
     """
 
     def __init__(self, image: bytes, name: str) -> None:
@@ -65,9 +65,9 @@ class KernelLibrary:
         self._destroy.argtypes = (c_void_p,)
 
     def digest_pieces(self, data: memoryview, size: int, following: c_int64, digests: Array[c_char]) -> None:
-        """The BLAKE3 digests (32 bytes each) of pieces of `size` bytes, at most PIECE, from number `following` on,
-        which threads share, as they share the digests; the GIL is released. EngineFormatError where a library makes
-        none.
+        """Write the BLAKE3 digests (32 bytes each) of pieces of `size` bytes, at most PIECE, into `digests`, beginning
+        with piece number `following`. Several threads may call this with the same `following` and `digests`; the GIL is
+        released. EngineFormatError if the library cannot compute digests.
         """
         try:
             compute = self._library.icc_blake3
@@ -77,8 +77,8 @@ class KernelLibrary:
         compute(address_of(data), len(data), size, following, digests)
 
     def largest(self, logits: int, rows: int, width: int) -> list[int] | None:
-        """The index of the largest of each row of float32 at an address, the first of equals; -1 where the largest is
-        no finite number, or one is none at all. None of a library that does not look."""
+        """The index of the largest value (the first of equals) of each row of float32 `[rows, width]` at address
+        `logits`; -1 if the largest is not finite or a value is NaN. None if the library lacks this function."""
         try:
             look = self._library.icc_largest
         except AttributeError:
@@ -89,8 +89,8 @@ class KernelLibrary:
         return list(found)
 
     def scratch(self, num_threads: int) -> tuple[int, int]:
-        """Bytes of working memory of a handle: of its threads, and what they share; (0, 0) of a library that does not
-        tell."""
+        """Bytes of working memory of a handle: of its threads, and shared; (0, 0) if the library lacks this
+        function."""
         found = c_int64(), c_int64()
         try:
             tell = self._library.icc_scratch
@@ -101,7 +101,7 @@ class KernelLibrary:
         return found[0].value, found[1].value
 
     def shared_touched(self, num_threads: int, sequences: int, length: int) -> int:
-        """Bytes of what the threads of a handle share that such a load touches."""
+        """How many bytes of a handle's shared working memory are touched with so many sequences of `length` tokens."""
         try:
             tell = self._library.icc_shared_touched
         except AttributeError:
@@ -110,7 +110,8 @@ class KernelLibrary:
         return tell(num_threads, sequences, length)
 
     def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: Sequence[int]) -> int:
-        """A handle over memory that must outlive it; num_blocks: of each KV group. IccError if it cannot start."""
+        """A handle over memory that must outlive it: addresses of the weights, the arena and the KV cache. num_blocks:
+        of each KV group. IccError if it cannot start."""
         pointers = self._pointers = (c_void_p * max(len(weights), 1))(*weights)  # the library keeps its address
         counts = (c_int64 * max(len(num_blocks), 1))(*num_blocks)
         handle = self._create(num_threads, pointers, arena, kv, counts)
@@ -119,8 +120,8 @@ class KernelLibrary:
         return handle
 
     def bind_inputs(self, handle: int, inputs: list[int]) -> None:
-        """Where the inputs lie that the program declares, in its order, of one turn after the other; they must outlive
-        the handle. EngineFormatError of a library that knows none."""
+        """Tell the library the addresses of the inputs that the program declares, in its order, turn by turn; they must
+        outlive the handle. EngineFormatError if the library takes no inputs."""
         pointers = self._inputs = (c_void_p * len(inputs))(*inputs)  # the library keeps its address
         try:
             bind = self._library.icc_inputs
@@ -130,7 +131,7 @@ class KernelLibrary:
         bind(handle, pointers)
 
     def step(self, handle: int, batches: Array[IccBatch]) -> None:
-        """Run the program once on a step, as each KV group sees it. IccError with the library's code if it fails."""
+        """Run the program once on a step; batches: one per KV group. IccError with the library's code if it fails."""
         code = self._step(handle, batches)
         if code != 0:
             raise IccError(f"a step failed in the kernel library with code {code}")
@@ -142,8 +143,8 @@ class KernelLibrary:
             raise IccError(f"section {section} failed in the kernel library with code {code}")
 
     def join_ranks(self, handle: int, rank: int, count: int, threads: int, memory: RankMemory) -> None:
-        """Make a handle one rank of `count`, each with so many threads. EngineFormatError of a library that runs
-        alone."""
+        """Make a handle rank `rank` of `count`, each with so many threads. EngineFormatError if the library does not
+        support ranks."""
         try:
             join = self._library.icc_join_ranks
         except AttributeError as error:
@@ -154,27 +155,27 @@ class KernelLibrary:
 
     @property
     def has_turns(self) -> bool:
-        """Whether ranks of a pipeline may have several steps under way, of which each has arrays of its own."""
+        """Whether ranks of a pipeline may have several steps in flight, each with its own arrays."""
         return hasattr(self._library, "icc_begin")
 
     def begin(self, handle: int, section: int, turn: int, batches: Array[IccBatch]) -> None:
-        """Begin a step, or a section (-1: none) in its place, over the arrays of a turn: this rank's part of it is done
-        then. IccError with the library's code if it fails."""
+        """Begin a step, or a section in its place (-1: none), over the arrays of a turn; returns when this rank has
+        done its part. IccError with the library's code if it fails."""
         begin = self._library.icc_begin
         begin.restype, begin.argtypes = c_int32, (c_void_p, c_int32, c_int32, POINTER(IccBatch))
         if code := begin(handle, section, turn, batches):
             raise IccError(f"a step failed in the kernel library with code {code}")
 
     def end(self, handle: int, turn: int) -> None:
-        """Wait until all ranks have done what was begun last in a turn. IccError where one is gone."""
+        """Wait until all ranks have done the last step that was begun in a turn. IccError if a rank has ended."""
         end = self._library.icc_end
         end.restype, end.argtypes = c_int32, (c_void_p, c_int32)
         if end(handle, turn):
             raise IccError(*_GONE)
 
     def follow(self, handle: int, batches: Array[IccBatch], turns: int = 1) -> int:
-        """Carry out what rank 0 posts, until it ends (0) or a rank is gone (2). batches: of each turn one for each KV
-        group."""
+        """Run what rank 0 posts, until rank 0 ends (result 0) or a rank is gone (2). batches: one per KV group, for
+        each turn."""
         if self.has_turns:
             follow = self._library.icc_follow_turns
             follow.restype, follow.argtypes = c_int32, (c_void_p, POINTER(IccBatch), c_int32)
@@ -183,56 +184,56 @@ class KernelLibrary:
         return int(self._library.icc_follow(handle, batches))
 
     def zero_on_ranks(self, handle: int, offset: int, nbytes: int) -> None:
-        """Fill a part of the KV caches of all ranks with zeros. IccError where a rank is gone."""
+        """Fill a part of the KV caches of all ranks with zeros. IccError if a rank is gone."""
         zero = self._library.icc_rank_zero
         zero.restype, zero.argtypes = c_int32, (c_void_p, c_int64, c_int64)
         if zero(handle, offset, nbytes):
             raise IccError(*_GONE)
 
     def copy_on_ranks(self, handle: int, source: int, target: int, nbytes: int) -> None:
-        """Copy a part of the KV caches of all ranks to another. IccError where a rank is gone."""
+        """Copy `nbytes` bytes within the KV cache of each rank. IccError if a rank is gone."""
         copy = self._library.icc_rank_copy
         copy.restype, copy.argtypes = c_int32, (c_void_p, c_int64, c_int64, c_int64)
         if copy(handle, source, target, nbytes):
             raise IccError(*_GONE)
 
     def write_on_ranks(self, handle: int, weight: int, offset: int, nbytes: int, only: int = 0) -> None:
-        """Other ranks copy the first bytes of the slots to byte `offset` of a weight, or of their arena (-1): all of
-        them, or `only` one. IccError where a rank is gone."""
+        """Make all other ranks, or rank `only`, copy the first `nbytes` bytes of the shared slots to byte `offset` of a
+        weight, or of their arena (-1). IccError if a rank is gone."""
         write = self._library.icc_rank_write
         write.restype, write.argtypes = c_int32, (c_void_p, c_int32, c_int64, c_int64, c_int32)
         if write(handle, weight, offset, nbytes, only):
             raise IccError(*_GONE)
 
     def want_of_ranks(self, handle: int, wanted: int) -> None:
-        """Have the steps that follow give only so many of the largest of each logit row; 0: all."""
+        """Make the following steps return only so many of the largest logits of each row; 0: all."""
         want = self._library.icc_rank_wanted
         want.restype, want.argtypes = None, (c_void_p, c_int32)
         want(handle, wanted)
 
     def given_to_ranks(self, handle: int) -> int:
-        """Bytes that a rank has given the others so far."""
+        """How many bytes this rank has sent to the others so far."""
         given = self._library.icc_rank_given
         given.restype, given.argtypes = c_int64, (c_void_p,)
         return int(given(handle))
 
     def end_ranks(self, handle: int) -> None:
-        """The other ranks follow no more."""
+        """Make the other ranks leave `follow`."""
         end = self._library.icc_rank_end
         end.restype, end.argtypes = None, (c_void_p,)
         end(handle)
 
     def destroy(self, handle: int) -> None:
-        """Free a handle, and end its threads."""
+        """Free a handle and end its threads."""
         self._destroy(handle)
 
 
 def _loadable_path(image: bytes) -> str:
-    """A path under which the dynamic loader finds exactly these bytes.
+    """A path from which the dynamic loader loads exactly these bytes.
 
-    It is that of an anonymous sealed file, which nobody can change or replace; of a file in a folder of this process
-    where the system has no such. The loader keeps libraries by path for the life of the process, so the file stays: its
-    path must never mean something else.
+    It names an anonymous sealed file, which nobody can change or replace; if the system has none, a file in a folder of
+    this process. The loader caches libraries by path for the life of the process, so the file is kept: its path must
+    never name other bytes.
     """
     digest = hashlib.sha256(image).hexdigest()
     if digest not in _loaded:
@@ -255,7 +256,7 @@ def _sealed_file(image: bytes, digest: str) -> str:
 def _own_file(image: bytes) -> str:
     from tempfile import TemporaryDirectory
 
-    folder = TemporaryDirectory(prefix="icc-kernels-", ignore_cleanup_errors=True)  # of this user alone
+    folder = TemporaryDirectory(prefix="icc-kernels-", ignore_cleanup_errors=True)  # readable by this user only
     _folders.append(folder)
     path = os.path.join(folder.name, "kernels.so")
     with open(path, "wb") as stream:

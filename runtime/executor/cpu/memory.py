@@ -1,4 +1,4 @@
-"""Memory of an executor: anonymous maps, and how many KV blocks the machine can hold."""
+"""Memory of an executor: anonymous maps, and the number of KV blocks that the machine can hold."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 class AnonymousMemory:
-    """Zeroed, page-aligned memory of its own; pages take memory when first touched. With 2 MiB or more it begins and
-    ends where huge pages do."""
+    """Zeroed, page-aligned memory; pages take memory when first touched. Memory of 2 MiB or more begins and ends at the
+    boundary of a huge page."""
 
     def __init__(self, nbytes: int) -> None:
         size = max(nbytes, mmap.PAGESIZE) if nbytes < _HUGE else -(-nbytes // _HUGE) * _HUGE + _HUGE
@@ -32,7 +32,7 @@ class AnonymousMemory:
             try:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             except OSError:
-                pass  # a kernel without huge pages: only slower
+                pass  # a kernel without huge pages: slower, but works
         self._anchor: ctypes.Array[ctypes.c_char] | None = ctypes.c_char.from_buffer(self._map)  # type: ignore[assignment]
         self.address = ctypes.addressof(self._anchor)  # type: ignore[arg-type]
         if nbytes >= _HUGE:
@@ -49,8 +49,8 @@ def choose_blocks(
 ) -> KVMemory:
     """How many KV blocks of each group to allocate.
 
-    Enough for a full batch of sequences of full length, within `kv_bytes` (default: a share of the available memory);
-    and beside that so many `more_blocks` of each group. CapacityError if not even one sequence of full length fits.
+    Enough for a full batch of sequences of full length, within `kv_bytes` (None: a share of the available memory), plus
+    `more_blocks` of each group. CapacityError if not even one sequence of full length fits.
     """
     one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
     budget = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
@@ -66,10 +66,10 @@ def choose_blocks(
 
 
 def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:
-    """What an AnonymousMemory of `nbytes` takes once these (offset, bytes) of it were written: whole pages, huge ones
-    where the machine has them."""
+    """How many bytes an AnonymousMemory of `nbytes` occupies after these ranges (offset, size in bytes) were written:
+    whole pages, huge ones if the machine has them."""
     huge = "[never]" not in (read_text(_HUGE_PAGES) or "[never]")
-    whole = -(-nbytes // _HUGE) * _HUGE if huge and nbytes >= _HUGE else 0  # else pages are small
+    whole = -(-nbytes // _HUGE) * _HUGE if huge and nbytes >= _HUGE else 0  # pages are small otherwise
     total = end = 0
     for at, size in sorted(ranges):
         for low, high, page in ((at, min(at + size, whole), _HUGE), (max(at, whole), at + size, mmap.PAGESIZE)):
@@ -80,7 +80,7 @@ def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:
 
 
 def available_bytes() -> int:
-    """Memory that can be taken without swapping, within the limit of the control group."""
+    """Bytes that can be allocated without swapping, within the limit of the control group."""
     available = physical_bytes()
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The processes that run a CPU engine's program together with this one, each on cores of its own."""
+"""The processes that run a CPU engine's program together with this one, each on its own cores."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .rank_memory import RankMemory
 
 
 class CpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See RankHello. isa: of the library. threads, cores: of the kernels. turns: steps that may be under way.
-    shares_cache: whether its KV cache lies where rank 0 sees it."""
+    """See RankHello. isa: the instruction set of the library. threads, cores: for kernels. turns: how many steps may be
+    in flight. shares_cache: whether its KV cache is in memory that rank 0 maps."""
 
     isa: str
     threads: int
@@ -23,15 +23,17 @@ class CpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class RankGroup(RankProcesses):
-    """Ranks 1 and up of an engine, which meet in this memory: steps fail from when one of them is gone."""
+    """The processes of ranks 1 and up of an engine, which share `memory`. When one of them ends, all later steps
+    fail."""
 
     def __init__(self, memory: RankMemory, hellos: Sequence[CpuRankHello], stages: int = 1) -> None:
         super().__init__(f"{__package__}.rank_main", hellos, memory.descriptor, partial(memory.stop, stages))
 
 
 def cores_by_rank(count: int, allowed: frozenset[int] | None = None) -> list[list[int] | None]:
-    """The cores of each rank, neighbours together, so that a rank has its own socket where there are several; None of
-    each where there are fewer cores than ranks. allowed: of these; None: of those that this process may use."""
+    """The cores of each rank, neighbours together, so that a rank has its own socket if there are several; None for
+    every rank if there are fewer cores than ranks. allowed: the cores to divide; None: the fast ones that this process
+    may use."""
     cpus = sorted(allowed if allowed is not None else fast_cores(os.sched_getaffinity(0)), key=_place)
     cores = list({_siblings(cpu): cpu for cpu in reversed(cpus)}.values())[::-1]
     if len(cores) < count:

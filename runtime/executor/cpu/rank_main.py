@@ -12,7 +12,7 @@ from .ranked import FollowingDevice
 
 
 def start(hello: CpuRankHello, shared: int, connection: socket.socket) -> tuple[RankReady, Follow]:
-    """Load the engine's program of this rank; then what rank 0 posts in the shared memory is done until it ends."""
+    """Load this rank's program; the returned function runs what rank 0 posts in the shared memory until rank 0 ends."""
     engine = open_rank(hello, hello.isa, lambda image, name: KernelLibrary(image, name).digest_pieces)
     return RankReady(), FollowingDevice(engine, hello, shared).follow
 

@@ -1,4 +1,4 @@
-"""The memory that ranks of one machine share: what they tell each other, and the arrays of a step."""
+"""The memory that ranks of one machine share: their messages and the arrays of a step."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ...errors import CapacityError
 from ...format.batch import BatchArray, BatchLimits
 
 _CONTROL = 40 << 10  # bytes, of RankControl and RankRing in codegen_templates/cpp
-_SLOT = 1 << 20  # bytes of what a rank gives the others at a time; each has two
+_SLOT = 1 << 20  # bytes that a rank passes to the others at a time; each rank has two slots
 _LINE = 64
-_GROUP = 1 << 10  # bytes from the control block of a stage of several ranks to the next one's, see stages.h
-_ASKED, _LOGITS = "asked", "logits"  # the rows that a section is asked for; what the last of a pipeline writes
+_GROUP = 1 << 10  # bytes between the control blocks of two stages, if a stage has several ranks; see stages.h
+_ASKED, _LOGITS = "asked", "logits"  # the rows that a section is asked for; the logits that the last stage writes
 
 
 class StepArrays(NamedTuple):
-    """What a step is given, by name, and its logits, where all ranks see them."""
+    """A step's input arrays by name and its logits, in memory that all ranks map."""
 
     arrays: Mapping[str, memoryview[Any]]
     logits: memoryview | None
 
 
 class RankMemory:
-    """Anonymous memory of `count` ranks, each of which maps it: a control block, two slots per rank, then the arrays of
-    a step by name, for each of `turns` steps that may be under way. It has no name that another process could open.
+    """Anonymous memory that each of `count` ranks maps: a control block, two slots per rank, then the arrays of a step
+    by name, for each of `turns` steps that may be in flight. It has no name that another process could open.
 
-    asked: int32 [logit_rows], where rank 0 puts the rows that it asks a section for.
+    asked: int32 [logit_rows], the rows that rank 0 asks a section for.
 
-    descriptor: of a memory that another process has made; None makes one. logits_bytes: of the logits, where they come
-    from another rank than the one that samples.
+    descriptor: the file descriptor of memory that another process made; None: make it. logits_bytes: the size of the
+    logits, if another rank computes them than the one that samples.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class RankMemory:
         ]
 
     def stage(self, values: bytes | memoryview) -> None:
-        """Put bytes into the slots, as many as fit there, while no rank runs anything."""
+        """Write bytes to the slots, at most `stage_bytes`, while no rank runs anything."""
         first = _CONTROL
         self._bytes[first : first + len(values)] = values
 
     @property
     def stage_bytes(self) -> int:
-        """How many bytes `stage` takes."""
+        """The largest number of bytes that `stage` takes."""
         return 2 * self.count * self.slot_bytes
 
     def caches(self, own: int, nbytes: int) -> RankCaches:
-        """The KV caches of all ranks, behind everything else; `own` is the number of this one. nbytes: of each.
-        CapacityError if the machine does not have them."""
+        """Map the KV caches of all ranks, which lie at the end of the memory. own: this rank's number. nbytes: of each
+        cache. CapacityError if the machine does not have so much memory."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = self._end + self.count * size
         try:
@@ -101,31 +101,32 @@ class RankMemory:
         return RankCaches(mapped, own, size)
 
     def stop(self, stages: int = 1) -> None:
-        """Tell all ranks that one is gone: none waits for another after that. stages: of several ranks each, or 1."""
+        """Tell all ranks that one is gone, so that none waits for another. stages: how many stages of several ranks
+        there are, or 1."""
         for stage in range(stages if self._anchor is not None else 0):
             ctypes.c_int32.from_address(self.control + stage * _GROUP).value = 1
 
     def close(self) -> None:
-        """Give the memory back once all others have; what it gave out is invalid then."""
+        """Unmap the memory; arrays that came from it are invalid then. It is freed when all ranks have closed it."""
         self._anchor = None
         os.close(self.descriptor)
 
 
 class RankCaches:
-    """The KV caches of all ranks, each of `size` bytes, as one of them maps them; in place of AnonymousMemory."""
+    """The KV caches of all ranks, `size` bytes each, as one rank maps them; used in place of AnonymousMemory."""
 
     def __init__(self, mapped: mmap.mmap, own: int, size: int) -> None:
-        with suppress(OSError):  # a kernel without huge pages: only slower
+        with suppress(OSError):  # a kernel without huge pages: slower, but works
             mapped.madvise(mmap.MADV_HUGEPAGE)
         self._bytes, self._size = memoryview(mapped), size
         self._anchor: ctypes.c_char | None = ctypes.c_char.from_buffer(mapped)
         self.address = ctypes.addressof(self._anchor) + own * size
 
     def views(self, offset: int, nbytes: int) -> list[memoryview]:
-        """Bytes [offset, offset + nbytes) of each rank's cache, uint8, writable."""
+        """Writable uint8 views of bytes [offset, offset + nbytes) of each rank's cache."""
         return [self._bytes[at : at + nbytes] for at in range(offset, len(self._bytes), self._size)]
 
     def close(self) -> None:
-        """Give the memory back once nobody has views of it."""
+        """Unmap the memory; views of it must be gone."""
         self._anchor = None
         self._bytes.release()

@@ -32,14 +32,14 @@ MOST_TURNS = 8  # of RankRing in codegen_templates/cpp/stages.h
 
 
 class RankedDevice(CpuDevice):
-    """Rank 0, which has the batches and samples; its library tells the others what to do. DeviceError if one of them
-    has ended: the engine must then be loaded again.
+    """Rank 0, which gets the batches and samples; its library tells the other ranks what to do. DeviceError if one of
+    them has ended: the engine must then be loaded again.
 
-    A pipeline whose ranks have cores of their own may have as many steps in progress as stages: `run` returns when rank
-    0 has done its part of a step, and the others continue.
+    A pipeline whose ranks have their own cores may have as many steps in flight as stages: `run` returns when rank 0
+    has done its part of a step, while the others continue.
 
-    threads, cores, kv_bytes: of all ranks together, in equal parts; see CpuDevice. shares_cache: whether the KV caches
-    of all ranks can be read and written here, in memory whose pages may be small ones; not of stages.
+    threads, cores, kv_bytes: for all ranks together, divided equally; see CpuDevice. shares_cache: put the KV caches of
+    all ranks in memory that this process can read and write, perhaps without huge pages; ignored for pipeline stages.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RankedDevice(CpuDevice):
         count = engine.manifest.ranks
         places = cores_by_rank(count, cores)
         own_cores = places[0] is not None
-        if not own_cores and cores is not None:  # they share those that they may use
+        if not own_cores and cores is not None:  # ranks without their own cores share all
             places = [sorted(cores)] * count
         own = None if places[0] is None else frozenset(places[0])
         each = max((usable_cores(own) if own_cores else 1) if threads is None else threads // count, 1)
@@ -68,7 +68,7 @@ class RankedDevice(CpuDevice):
         self._shared = RankMemory(
             count, arrays_of(engine.program), limits, logits_bytes=_logits_bytes(engine, limits), turns=self.turns
         )
-        try:  # of stages each touches the caches of its own layers alone: together, all of them once
+        try:  # a stage touches only the caches of its own layers, so that all stages together hold each cache once
             super().__init__(
                 engine, each, memory // parts, section, own, more_blocks=more_blocks,
                 arrays=self._shared.turns[0].arrays, logits=self._shared.turns[0].logits,
@@ -81,7 +81,7 @@ class RankedDevice(CpuDevice):
         self._library.join_ranks(self._handle, 0, count, each, self._shared)
         self.group: RankGroup | None = None
         self._process = os.getpid()
-        self._lock = RLock()  # what ranks are told comes one after the other, from whatever thread
+        self._lock = RLock()  # orders to ranks are sent one at a time, from any thread
         hellos = [
             CpuRankHello(
                 path=str(engine.path.resolve()), digest=engine.manifest.digest, program=rank_program(rank), rank=rank,
@@ -118,11 +118,11 @@ class RankedDevice(CpuDevice):
             self._library.copy_on_ranks(handle, source, target, nbytes)
 
     def arrays(self, turn: int) -> Mapping[str, memoryview]:
-        """As CpuDevice; turns have their own."""
+        """As CpuDevice, but each turn has its own arrays."""
         return self._shared.turns[turn].arrays
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """All ranks read the arrays where they are: those of this turn."""
+        """Select this turn's arrays, which all ranks read in place."""
         if self.turns == 1:
             return
         self._turn = turn
@@ -130,7 +130,7 @@ class RankedDevice(CpuDevice):
         self._parents, self._logit_rows = (address_of(self._arrays[name]) for name in ("parents", "logit_rows"))
 
     def wait(self, turn: int) -> None:
-        """Until all ranks have done the step of this turn, of which `logits` are then."""
+        """Wait until all ranks have done the step of this turn; `logits` are then those of this step."""
         if self.turns > 1:
             with self._telling() as handle:
                 self._library.end(handle, turn)
@@ -148,13 +148,13 @@ class RankedDevice(CpuDevice):
             self.wait(self._turn)
 
     def run(self, work: DeviceWork) -> None:
-        """One call of the library, on all ranks."""
+        """Call the library once, on all ranks."""
         with self._telling() as handle:
             self._library.want_of_ranks(handle, work.wanted if work.wanted <= self.most_wanted else 0)
             super().run(work)
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
-        """As CpuDevice, on all ranks: rows that are asked for lie where the others read them, too."""
+        """As CpuDevice, on all ranks: rows that are asked for go to memory that all ranks read."""
         if at in self._offsets:
             super().write(at, tokens, rows)
             self._write(-1, self._offsets[at] * tokens, rows)
@@ -163,7 +163,7 @@ class RankedDevice(CpuDevice):
             self._asked = address_of(self._shared.asked)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """As CpuDevice, of one rank, or of all (-1): what waits for the step that is under way."""
+        """As CpuDevice, on rank `only` or on all (-1). Waits for the steps in flight."""
         if only < 1:
             super().write_pool(name, offset, values)
         if only != 0:
@@ -171,26 +171,26 @@ class RankedDevice(CpuDevice):
 
     @property
     def given_bytes(self) -> int:
-        """Bytes that rank 0 has given the others so far: each of them has given as many."""
+        """How many bytes rank 0 has sent to the others so far; each of the others has sent as many."""
         assert self._handle is not None
         return self._library.given_to_ranks(self._handle)
 
     def _write(self, weight: int, offset: int, values: np.ndarray, only: int = 0) -> None:
-        """Copy values to byte `offset` of a weight, or of the arena (-1), of all other ranks, or of one."""
+        """Copy values to byte `offset` of a weight, or of the arena (-1), on rank `only`, or on all other ranks (0)."""
         raw, most = values.reshape(-1).view(np.uint8).data, self._shared.stage_bytes
         for first in range(0, len(raw), most):
             piece = raw[first : first + most]
             with self._telling() as handle:
-                for turn in range(self.turns if self.turns > 1 else 0):  # they may use what it is put into
+                for turn in range(self.turns if self.turns > 1 else 0):  # steps in flight may use the slots
                     self._library.end(handle, turn)
                 self._shared.stage(piece)
                 self._library.write_on_ranks(handle, weight, offset + first, len(piece), only)
 
     @contextmanager
     def _telling(self) -> Iterator[int]:
-        """The handle, while the other ranks are told something; DeviceError where one is gone."""
+        """A context that gives the handle while orders are sent to the other ranks. DeviceError if a rank is gone."""
         if os.getpid() != self._process:
-            raise DeviceError("the engine's ranks are of the process that loaded it", "load it in this one, too")
+            raise DeviceError("the engine's ranks belong to the process that loaded it", "load it in this one, too")
         with self._lock:
             assert self._handle is not None
             try:
@@ -203,7 +203,7 @@ class RankedDevice(CpuDevice):
         return DeviceError(f"{lost}: its part of the model is gone", "load the engine again") if lost else error
 
     def close(self) -> None:
-        """End the other ranks, then as CpuDevice; nothing in a fork of the process that has them."""
+        """End the other ranks, then as CpuDevice. Does nothing in a fork of the process that started them."""
         if self._handle is None or os.getpid() != self._process:
             return
         if self.group is not None and not self.group.lost:
@@ -216,7 +216,8 @@ class RankedDevice(CpuDevice):
 
 
 class FollowingDevice(CpuDevice):
-    """Any other rank: it does what rank 0 posts, over the same arrays of a step. descriptor: of the shared memory."""
+    """Rank 1 or a later one: it runs what rank 0 posts, over the same arrays of a step. descriptor: the shared memory's
+    file descriptor."""
 
     def __init__(self, engine: Engine, hello: CpuRankHello, descriptor: int) -> None:
         limits = batch_limits(engine.program, engine.manifest.limits, LOGITS_BYTES["cpu"])
@@ -238,7 +239,7 @@ class FollowingDevice(CpuDevice):
         return self._shared.caches(self._shares_as, self.cache.nbytes)
 
     def follow(self) -> int:
-        """Until rank 0 ends (0), or a rank is gone (2)."""
+        """Run what rank 0 posts, until rank 0 ends (result 0) or a rank is gone (2)."""
         assert self._handle is not None
         if self._cores is not None:
             self._cores.enter()
@@ -247,7 +248,7 @@ class FollowingDevice(CpuDevice):
 
 
 def _turns(engine: Engine) -> int:
-    """How many steps may be under way: as many as there are stages of one rank each; 1 of other divisions, and of
+    """How many steps may be in flight: the number of stages if each has one rank; 1 for other divisions, and for
     libraries that end each step before the next."""
     main, library = engine.manifest.main, engine.library
     if not main.is_stage or main.parts > 1 or library is None:
@@ -257,5 +258,5 @@ def _turns(engine: Engine) -> int:
 
 
 def _logits_bytes(engine: Engine, limits: BatchLimits) -> int:
-    """The size of logits that the last stage writes and rank 0 reads; 0 where each rank has its own."""
+    """The size in bytes of logits that the last stage writes and rank 0 reads; 0 if each rank has its own logits."""
     return limits.logit_rows * engine.program.vocab_size * 4 if engine.manifest.main.is_stage else 0

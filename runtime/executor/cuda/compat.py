@@ -1,4 +1,4 @@
-"""Whether a device can run an engine: checked before a byte of the weights is read."""
+"""Checks whether a device can run an engine, before a byte of the weights is read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .driver import Cuda, DeviceFacts
 
 
 def open_gpu(backend: str, ordinal: int = 0) -> Cuda:
-    """A GPU of this machine by its number, for the back end of an engine: "cuda" or "hip". DeviceError if there is
-    none of that number."""
+    """Open a GPU of this machine by its number. backend: the engine's, "cuda" or "hip". DeviceError if there is no such
+    GPU."""
     if backend == "hip":
         from ..hip.bindings import load_hip
 
@@ -18,8 +18,8 @@ def open_gpu(backend: str, ordinal: int = 0) -> Cuda:
 
 
 def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
-    """The GPU of this machine, if it can run engines of `target`; DeviceError otherwise. cuda: None for one that is
-    opened here."""
+    """The GPU, checked: DeviceError if it cannot run engines of `target`. cuda: an open GPU; None: the first one is
+    opened."""
     cuda = cuda or open_gpu("hip" if needs.arch.startswith("gfx") else "cuda")
     try:
         check_device(target, needs, cuda.facts())
@@ -30,10 +30,10 @@ def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
 
 
 def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
-    """DeviceError saying what the engine needs, what there is, and what to do.
+    """Raise DeviceError if the device does not fit: it says what the engine needs, what there is, and what to do.
 
-    Cubins and hsacos are for one architecture. Those of sm_80 would load on sm_86 and sm_89, whose multiprocessors have
-    less shared memory than their kernels were made for. The driver checks the last digit of gfx942 (9.4).
+    Cubins and hsacos are for one architecture. Cubins of sm_80 would load on sm_86 and sm_89, whose multiprocessors
+    have less shared memory than the kernels need. The driver checks the last digit of gfx942 (9.4).
     """
     hip = needs.arch.startswith("gfx")
     major, minor = (int(needs.arch[3:-2]), int(needs.arch[-2])) if hip else divmod(int(needs.arch[3:]), 10)
@@ -52,13 +52,13 @@ def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
 
 
 def arch_name(like: str, device: DeviceFacts) -> str:
-    """The architecture of a device, in the words of its maker, whose another one is `like`."""
+    """The name of a device's architecture, in the same vendor's naming as `like`."""
     major, minor = device.capability
     return f"gfx{major}{minor}x" if like.startswith("gfx") else f"sm_{major}{minor}"
 
 
 def check_memory(fixed_bytes: int, sequence_bytes: int, device: DeviceFacts, max_seq_len: int) -> None:
-    """CapacityError if weights, workspace and the KV cache of one full sequence do not fit the free memory."""
+    """Raise CapacityError if weights, workspace and the KV cache of one full sequence do not fit the free memory."""
     need = fixed_bytes + sequence_bytes
     if need > device.free_bytes:
         raise CapacityError(

@@ -1,4 +1,4 @@
-"""CudaDevice: one GPU, through the CUDA driver API alone, and what an engine needs on it."""
+"""CudaDevice: an engine's memory and kernels on one GPU, through the CUDA driver API only."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from .staging import Staging
 class CudaDevice:
     """Weights, arena, KV cache and kernels of one engine on one GPU, and its stream.
 
-    Work that is expected is captured in CUDA graphs when the engine is loaded. Other small steps, such as those with
-    chunks of prompts and those that verify guesses, get a graph when their padded sizes come again.
+    Work announced by `expect` is captured in CUDA graphs when the engine is loaded. Other small steps, such as those
+    with chunks of prompts and those that verify draft tokens, get a graph when their padded sizes recur.
 
-    kv_bytes: memory for the KV cache; default: enough for a full batch, within what is free. swap_bytes: host memory
-    for the KV of preempted requests; default: some, if the cache can run out. section: run this section of the program
-    as a step, instead of the program; several devices that share `cuda` have an engine's weights once. blocks: of each
-    KV group, on the device and on the host; None: as many as fit. Raises DeviceError or CapacityError before any weight
-    is read.
+    kv_bytes: memory for the KV cache; None: enough for a full batch, within the free memory. swap_bytes: host memory
+    for the KV of preempted requests; None: a share of it, if the cache can run out. section: run this section as a
+    step, instead of the whole program; devices that share `cuda` share an engine's weights. blocks: of each KV group,
+    on the device and on the host; None: as many as fit. Raises DeviceError or CapacityError before any weight is read.
     """
 
     turns = 2
@@ -105,11 +104,12 @@ class CudaDevice:
         self._recurring = RecurringWork(cuda)
 
     def _multiprocessors(self) -> int:
-        """How many the device has, where the plan has launches whose programs must all be there at once; else 0."""
+        """How many multiprocessors the device has, if the plan has launches whose programs must all be resident at
+        once; else 0."""
         return self.cuda.multiprocessors() if any(phase.runs for phase in self.plan.phases) else 0
 
     def _open_sides(self) -> None:
-        """The host's buffers: two sets, for the step that runs and the one after it, over one set on the device."""
+        """Allocate the host's buffers: two sets, for the running step and the next one, and one set on the device."""
         cuda, limits, program = self.cuda, self.limits, self.program
         there = cuda.allocate(nbytes_of(GPU_INPUTS, limits))
         self._inputs = [PinnedArrays(cuda, GPU_INPUTS, limits, there) for _ in range(self.turns)]
@@ -125,11 +125,11 @@ class CudaDevice:
         self.logits = cuda.pinned(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
         self._staging, self._offsets = Staging(cuda), {buffer.name: buffer.offset for buffer in program.buffers}
         for array in (array for section in program.sections for array in section.outputs.values()):
-            if array.at == DRAFTS:  # of engines of format 2
+            if array.at == DRAFTS:  # for engines of format 2
                 self._addresses[DRAFTS] = cuda.allocate(limits.logit_rows * array.row_bytes)
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
-        """The host's side of a turn, in pinned memory, by name."""
+        """The host's arrays of a turn, in pinned memory, by name."""
         sides = (self._inputs[turn], *self._declared[turn], self._outputs[turn])
         return {name: array for side in sides for name, array in side.arrays.items()}
 
@@ -151,22 +151,23 @@ class CudaDevice:
         self.cuda.to_device(self._addresses["kv"] + cache, self._host[host : host + nbytes])
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """Copies in the order of the stream: one, and one of each input that the program declares."""
+        """Copy the arrays to the device, on the stream: all INPUTS in one copy, and one copy per input that the program
+        declares."""
         self.cuda.enter()
         for side, rows in self.sides(turn, num_seqs, num_tokens):
             side.send(rows)
 
     def sides(self, turn: int, num_seqs: int, num_tokens: int) -> list[tuple[PinnedArrays, int]]:
-        """The host's buffers of a turn that are sent, each with how many rows of its last array."""
+        """The host's buffers of a turn that are sent, each with the number of rows to send of its last array."""
         return [(self._inputs[turn], num_seqs), *((own, num_tokens) for own in self._declared[turn])]
 
     def expect(self, work: DeviceWork) -> None:
-        """Capture a graph of it."""
+        """Capture a graph of this work."""
         self._expected[_key(work)] = self.cuda.capture(partial(self._walk, work))
 
     def run(self, work: DeviceWork) -> None:
-        """Run work as a CUDA graph once there is one of such work, or it has come often enough to capture one. Steps of
-        many tokens, and moves alone, run launch by launch."""
+        """Run work as a CUDA graph if there is one for it, or if the same work came before. Steps of many tokens, and
+        moves alone, run launch by launch."""
         graph = self._expected.get(_key(work))
         if work.moves_only or (graph is None and work.sizes["num_tokens"] > GRAPHED):
             self._walk(work)
@@ -176,7 +177,7 @@ class CudaDevice:
             self._recurring.run(_key(work), partial(self._walk, work))
 
     def _walk(self, work: DeviceWork) -> None:
-        """Put all launches on the stream, or those that make moves."""
+        """Put all launches on the stream, or with `moves_only` those that make moves."""
         phase, section = work.phase, work.section or self._section
         assert phase is not None
         key = phase.max_tokens, phase.decode, section
@@ -188,7 +189,7 @@ class CudaDevice:
                 launch.put(self.cuda, sizes)
 
     def _make_ready(self, launch: Launch, arguments: Sequence[LaunchArgument]) -> ReadyLaunch | ReadyExchange:
-        """A launch, or what a communicator does in its place."""
+        """A launch, or the communicator's call that replaces it."""
         communicator = self.peers and self.peers.communicator
         if launch.exchange is not None and communicator is not None:
             return ReadyExchange(communicator, launch.exchange, arguments, self._address)
@@ -198,7 +199,7 @@ class CudaDevice:
         return ReadyLaunch(self._functions[launch.object], found, launch, arguments, self._address)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
-        """Copies in the order of the stream, and an event behind them."""
+        """Copy the results to the host, on the stream, and record an event after them."""
         if rows:
             self._outputs[turn].fetch(rows)
             if logits:
@@ -206,57 +207,57 @@ class CudaDevice:
         self.cuda.record(self._ended[turn])
 
     def wait(self, turn: int) -> None:
-        """Until the device has passed the turn's event."""
+        """Wait until the device has passed the turn's event."""
         self.cuda.enter()
         self.cuda.wait_event(self._ended[turn])
 
     def write(self, at: str, tokens: int, rows: np.ndarray) -> None:
         """As `Device.write`. The next step sends its own logit rows."""
         self.cuda.enter()
-        staged = self._staging.of(at, rows.nbytes)  # nothing that was written before is under way: `read` has waited
+        staged = self._staging.of(at, rows.nbytes)  # no earlier copy from this buffer is pending: `read` has waited
         staged[:] = rows.reshape(-1).view(np.uint8)
         self.cuda.to_device(self._place(at, tokens), staged)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """As `Device.write_pool`, by way of pinned memory, in the order of the stream: what is under way ends
-        before."""
+        """As `Device.write_pool`, through pinned memory, on the stream: steps in flight end first."""
         self.cuda.enter()
         staged = self._staging.of(f"pool:{name}", values.nbytes)
         staged[:] = values.reshape(-1).view(np.uint8)
-        with self.cuda.capturing:  # this is the thread that loads: the copy is no part of a graph
+        with self.cuda.capturing:  # runs in the loading thread: the copy must not be captured in a graph
             self.cuda.to_device(self._weights[name] + offset, staged)
             self.cuda.record(self._pool_written)
-        self.cuda.wait_event(self._pool_written)  # the next one is staged in the same memory
+        self.cuda.wait_event(self._pool_written)  # the next write uses the same staging memory
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """Wait for the stream: a copy of the first bytes, uint8 `[nbytes]`, of what a section left there."""
+        """Wait for the stream; then a copy of the first bytes, uint8 `[nbytes]`, of what a section wrote to `at`."""
         staged = self._staging.of(at, nbytes)
         self.cuda.to_host(staged, self._place(at, tokens))
         self.cuda.wait()
         return staged.copy()
 
     def _place(self, at: str, tokens: int) -> int:
-        """Where a section finds or leaves something, behind a step of so many tokens."""
+        """The address of a section's input or output `at`, after a step of `tokens` tokens."""
         offset = self._offsets.get(at)
         return self._addresses[at] if offset is None else self._addresses["arena"] + offset * tokens
 
     def close(self) -> None:
-        """Give everything back to the driver."""
+        """Free everything."""
         self.cuda.close()
 
     def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call | None) -> ReadyLaunch:
-        """A launch of a loaded kernel for a step of the program or what surrounds them, for the timing of kernels."""
+        """A launch of a loaded kernel, to time the kernel. call: a step of the program; None: a launch before or after
+        the steps."""
         return ReadyLaunch(
             function, found, launch, self.walker.arguments(launch, *(() if call is None else (call,))), self._address
         )
 
     def take_scratch(self, nbytes: int) -> None:
-        """At least so much scratch memory, for the timing of kernels that the engine does not have."""
+        """Allocate at least `nbytes` of scratch memory, to time kernels that the engine does not contain."""
         if nbytes > self.plan.scratch_bytes:
             self._addresses["scratch"] = self.cuda.allocate(nbytes)
 
     def _address(self, argument: LaunchArgument) -> int:
-        """The address of a pointer in a step of no tokens."""
+        """The address of a pointer argument in a step of 0 tokens."""
         space = argument.space
         match space:
             case "weight":
@@ -270,13 +271,13 @@ class CudaDevice:
 
 
 def _key(work: DeviceWork) -> Hashable:
-    """What the launches of work and their parameters depend on."""
+    """A key that determines the launches of this work and their parameters."""
     assert work.phase is not None
     return work.section, work.phase.max_tokens, work.phase.decode, *work.sizes.values()
 
 
 def _load_functions(cuda: Cuda, engine: Engine) -> dict[str, Any]:
-    """Every kernel of the plan."""
+    """Load every kernel of the plan, by the name of its object."""
     assert engine.program.plan is not None
     return {
         name: cuda.function(engine.files.read(found.file), found.entry, found.shared_bytes)

@@ -1,6 +1,6 @@
-"""The CUDA driver API as the executor uses it: checked calls, memory, modules, launches, graphs.
+"""The part of the CUDA driver API that the executor uses: checked calls, memory, modules, launches, graphs.
 
-HIP's runtime comes under the same names (executor/hip/bindings.py). The only place that imports cuda-bindings. Every
+executor/hip/bindings.py offers HIP's runtime under the same names. Only this module imports cuda-bindings. Every
 failure is a DeviceError that names the call.
 """
 
@@ -20,13 +20,13 @@ import numpy as np
 
 from ...errors import DeviceError, install
 
-_CAPTURES_DEPENDENT = 12030  # CUDA's version from which graphs keep that a kernel may begin early
+_CAPTURES_DEPENDENT = 12030  # the first CUDA version whose graphs keep the attribute that a kernel may begin early
 _HINT = "run `nvidia-smi` to see whether the driver works"
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a device is: compute capability, the CUDA version of its driver (12080 is 12.8), memory in bytes."""
+    """Facts of a device: name, compute capability, the CUDA version of its driver (12080 is 12.8), memory in bytes."""
 
     name: str
     capability: tuple[int, int]
@@ -37,7 +37,7 @@ class DeviceFacts:
 
 def load_bindings() -> Any:
     """`cuda.bindings.driver`; DeviceError if it is not installed or there is no driver."""
-    # all kernels when their modules are loaded: loaded lazily, the first launch of each may fall into a capture
+    # load kernels with their modules: with lazy loading, the first launch of a kernel may fall into a capture
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     try:
         bindings = importlib.import_module("cuda.bindings.driver")
@@ -58,9 +58,9 @@ def _describe(bindings: Any, status: Any) -> str:
 
 
 class Cuda:
-    """One device with a stream. Everything it gave out is freed by `close`.
+    """One device with a stream. `close` frees everything that was allocated through it.
 
-    A thread must `enter` before it uses the device; the one that made this has.
+    A thread must call `enter` before it uses the device; the thread that created this object has.
     """
 
     def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
@@ -76,9 +76,9 @@ class Cuda:
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self._threads = threading.local()
         self.stream: Any = None
-        self.capturing = threading.Lock()  # held while what any thread puts on the stream becomes part of a graph
+        self.capturing = threading.Lock()  # held during a capture, which takes in what any thread puts on the stream
         self._graphs: dict[int, Any] = {}
-        self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id: weights, and the address of each by name
+        self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id of the weights: they, and addresses by name
         try:
             self.enter()
             self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -88,13 +88,13 @@ class Cuda:
         self._closers.append(lambda: self.call("cuStreamDestroy", self.stream))
 
     def enter(self) -> None:
-        """Make the device this thread's: the driver keeps a current context per thread."""
+        """Make the device's context current for this thread."""
         if not hasattr(self._threads, "entered"):
             self.call("cuCtxSetCurrent", self._context)
             self._threads.entered = True
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call a driver function; its result, or the tuple of its results. DeviceError if it fails."""
+        """Call a driver function; returns its result, or a tuple if it has several or none. DeviceError if it fails."""
         status, *results = getattr(self.api, name)(*args)
         if status:
             self._failed = True
@@ -104,7 +104,7 @@ class Cuda:
         return results[0] if len(results) == 1 else tuple(results)
 
     def facts(self) -> DeviceFacts:
-        """What the device is, now."""
+        """The facts of the device; its free memory as of now."""
         kinds = self.api.CUdevice_attribute
         major = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
         minor = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device)
@@ -113,12 +113,12 @@ class Cuda:
         return DeviceFacts(name, (major, minor), self.call("cuDriverGetVersion"), free, total)
 
     def multiprocessors(self) -> int:
-        """How many the device has: of a part of one (MIG), how many the part has."""
+        """The number of multiprocessors of the device, or of the MIG instance."""
         kinds = self.api.CUdevice_attribute
         return int(self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self._device))
 
     def bandwidth(self) -> float:
-        """GB/s of the device's memory by its clock and the width of its bus, as its maker states it."""
+        """The nominal bandwidth of the device's memory in GB/s, from its clock and bus width."""
         kinds = self.api.CUdevice_attribute
         clock = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, self._device)  # kHz
         width = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, self._device)
@@ -127,53 +127,53 @@ class Cuda:
     # memory
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory, aligned to 256 bytes; its address."""
+        """Allocate device memory, aligned to 256 bytes; its address."""
         pointer = int(self.call("cuMemAlloc", max(nbytes, 256)))
         self._closers.append(lambda: self.call("cuMemFree", pointer))
         return pointer
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Page-locked host memory as uint8 `[nbytes]`."""
+        """Allocate page-locked host memory, uint8 `[nbytes]`."""
         pointer = int(self.call("cuMemAllocHost", nbytes))
         self._closers.append(lambda: self.call("cuMemFreeHost", pointer))
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
 
     def to_device(self, pointer: int, host: np.ndarray, stream: Any = None) -> None:
-        """Copy a contiguous host array of any shape to the device, in the order of the stream, or of another one."""
+        """Copy a contiguous host array of any shape to the device, on `stream`; None: this device's stream."""
         self.call("cuMemcpyHtoDAsync", pointer, host.ctypes.data, host.nbytes, stream or self.stream)
 
     def to_host(self, host: np.ndarray, pointer: int) -> None:
-        """Copy from the device into a contiguous host array of any shape, in the order of the stream."""
+        """Copy from the device into a contiguous host array of any shape, on the stream."""
         self.call("cuMemcpyDtoHAsync", host.ctypes.data, pointer, host.nbytes, self.stream)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy within the device, in the order of the stream."""
+        """Copy within the device, on the stream."""
         self.call("cuMemcpyDtoDAsync", target, source, nbytes, self.stream)
 
     def zero(self, pointer: int, nbytes: int) -> None:
-        """Fill with zeros, in the order of the stream."""
+        """Fill `nbytes` bytes with zeros, on the stream."""
         self.call("cuMemsetD8Async", pointer, 0, nbytes, self.stream)
 
     def wait(self) -> None:
-        """Until all that was put on the stream is done."""
+        """Wait until all work on the stream is done."""
         self.call("cuStreamSynchronize", self.stream)
 
     def event(self) -> Any:
-        """An event, to be recorded on the stream."""
+        """Create an event, to be recorded on the stream."""
         created = self.call("cuEventCreate", self.api.CUevent_flags.CU_EVENT_DEFAULT)
         self._closers.append(lambda: self.call("cuEventDestroy", created))
         return created
 
     def record(self, event: Any) -> None:
-        """Mark this point of the stream."""
+        """Record the event at this point of the stream."""
         self.call("cuEventRecord", event, self.stream)
 
     def wait_event(self, event: Any) -> None:
-        """Until the device has passed the marked point."""
+        """Wait until the device has passed the recorded event."""
         self.call("cuEventSynchronize", event)
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """How long the device takes for what `work` puts on the stream."""
+        """How many seconds the device takes for what `work` puts on the stream."""
         start, end = self._timers
         self.record(start)
         work()
@@ -188,18 +188,18 @@ class Cuda:
     # memory of other processes
 
     def allocate_seen(self, nbytes: int) -> int:
-        """As `allocate`, memory whose changes other GPUs see while a kernel runs: on AMD's, that no cache holds."""
+        """As `allocate`, but other GPUs see changes of this memory while a kernel runs: on AMD GPUs it is uncached."""
         call = "cuMemAllocUncached" if hasattr(self.api, "cuMemAllocUncached") else "cuMemAlloc"
         pointer = int(self.call(call, nbytes))
         self._closers.append(lambda: self.call("cuMemFree", pointer))
         return pointer
 
     def share(self, pointer: int) -> bytes:
-        """What another process opens memory by that `allocate_seen` has given."""
+        """A handle by which another process can open memory from `allocate_seen`."""
         return bytes(self.call("cuIpcGetMemHandle", pointer).reserved)
 
     def open_shared(self, handle: bytes) -> int:
-        """The address here of memory that another process has on a GPU that this one reaches."""
+        """Open memory of another process on a GPU that this one can access; its address in this process."""
         found = self.api.CUipcMemHandle()
         found.reserved = handle
         flags = self.api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -208,7 +208,7 @@ class Cuda:
         return pointer
 
     def side_stream(self) -> Any:
-        """A stream for what must not wait for this one's."""
+        """Create a second stream, for work that must not wait for the main stream."""
         stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._closers.append(lambda: self.call("cuStreamDestroy", stream))
         return stream
@@ -216,14 +216,14 @@ class Cuda:
     # kernels
 
     def function(self, binary: bytes, entry: str, shared_bytes: int) -> Any:
-        """A kernel of a cubin, allowed the dynamic shared memory that it needs."""
+        """Load a kernel from a cubin and allow it the dynamic shared memory that it needs."""
         module = self.call("cuModuleLoadData", binary)
         self._closers.append(lambda: self.call("cuModuleUnload", module))
         function = self.call("cuModuleGetFunction", module, entry.encode())
-        if shared_bytes:  # beyond 48 KiB, what the driver itself takes included, a kernel must ask
+        if shared_bytes:  # a kernel must ask for more than 48 KiB, including the driver's own share
             kind = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self.call("cuFuncSetAttribute", function, kind, shared_bytes)
-        if shared_bytes > 48 << 10:  # as Triton's own launcher does: room for several blocks
+        if shared_bytes > 48 << 10:  # as Triton's launcher does, so that several blocks fit
             self.call("cuFuncSetCacheConfig", function, self.api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
         return function
 
@@ -231,8 +231,8 @@ class Cuda:
         self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, params: int, dependent: bool = False
     ) -> None:
         """Put a kernel on the stream. params: the address of an array of the addresses of its parameters, all of which
-        are read before this returns. dependent: it may begin before the kernel before it has ended, for which it waits
-        itself."""
+        are read before this returns. dependent: the kernel may begin before the previous one has ended, and waits for
+        it itself (programmatic dependent launch)."""
         if not (dependent and self.overlaps):
             self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
             return
@@ -243,8 +243,8 @@ class Cuda:
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether kernels that wait themselves are launched before the ones before them have ended: where the driver
-        can capture such launches, which HIP does not have, unless the environment variable ICC_DEPENDENT_LAUNCH is 0.
+        """Whether dependent kernels are launched before the previous kernel has ended: if the driver can capture such
+        launches in graphs (HIP has none), unless the environment variable ICC_DEPENDENT_LAUNCH is 0.
         """
         if os.environ.get("ICC_DEPENDENT_LAUNCH") == "0" or not hasattr(self.api, "cuLaunchKernelEx"):
             return False
@@ -252,7 +252,7 @@ class Cuda:
 
     @cached_property
     def _dependent(self) -> Any:
-        """What such launches have in common, to be filled in."""
+        """The launch configuration that all dependent launches share; each fills in the rest."""
         attribute, config = self.api.CUlaunchAttribute(), self.api.CUlaunchConfig()
         attribute.id = self.api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
@@ -262,7 +262,7 @@ class Cuda:
         return config
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""
+        """Capture what `work` puts on the stream as a graph that can be launched; nothing runs now."""
         with self.capturing:
             return self._capture(work)
 
@@ -272,7 +272,7 @@ class Cuda:
         try:
             work()
         except BaseException:
-            with suppress(DeviceError):  # the capture ends, with nothing to show for it
+            with suppress(DeviceError):  # end the capture and drop its graph
                 self.call("cuGraphDestroy", self.call("cuStreamEndCapture", self.stream))
             raise
         graph = self.call("cuStreamEndCapture", self.stream)
@@ -284,7 +284,7 @@ class Cuda:
         return executable
 
     def forget_graph(self, graph: Any) -> None:
-        """Free a captured graph; where it still runs, when it has."""
+        """Free a captured graph; if it still runs, the driver frees it afterwards."""
         self.call("cuGraphExecDestroy", self._graphs.pop(id(graph)))
 
     def launch_graph(self, graph: Any) -> None:
@@ -292,9 +292,10 @@ class Cuda:
         self.call("cuGraphLaunch", graph, self.stream)
 
     def close(self) -> None:
-        """Wait for the stream, then free everything, last given out first. Calling it again does nothing.
+        """Wait for the stream, then free everything in reverse order of allocation. Calling it again does nothing.
 
-        What cannot be freed keeps nothing else from it; then DeviceError, unless an earlier failure was told already.
+        If something cannot be freed, the rest is freed all the same; DeviceError then, unless an earlier failure was
+        reported.
         """
         self.uploaded.clear()
         told = self._failed
@@ -305,7 +306,7 @@ class Cuda:
         graphs = [partial(self.forget_graph, graph) for graph in self._graphs.values()]
         first = (
             [self.enter, self.wait] if self.stream is not None else [self.enter]
-        )  # a kernel may still use what is freed
+        )  # a kernel may still use the memory
         for step in (*first, *graphs, *reversed(closers)):
             try:
                 step()

@@ -1,4 +1,4 @@
-"""CUDA graphs of work that comes again: captured the second time, the least recently used given up."""
+"""CUDA graphs of recurring work: captured the second time it comes; the least recently used graph is evicted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class RecurringWork:
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()  # key -> graph, None for what came once
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()  # key -> graph; None: the work came once
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Put it on the stream: launch by launch the first time, as a graph from then on."""
+        """Put work on the stream: launch by launch the first time, as a graph from then on."""
         if key not in self._known:
             self._known[key] = None
             work()

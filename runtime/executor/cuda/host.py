@@ -10,13 +10,14 @@ from ..cpu.memory import available_bytes
 from .driver import Cuda
 
 _DEFAULT_BYTES = 4 << 30
-_SHARE = 0.25  # of the available host memory, at most, unless told otherwise: pinned memory cannot be paged out
+_SHARE = 0.25  # default share of the available host memory: pinned memory cannot be paged out
 
 
 def choose_host_blocks(cache: KVMemory, most: tuple[int, ...], nbytes: int | None) -> KVMemory:
-    """The blocks to keep in at most `nbytes` of host memory; by default in a share of it.
+    """How many blocks to keep in at most `nbytes` of host memory; None: in a share of the available memory.
 
-    most: what a full batch of full sequences needs. Where the device has that many, nobody is ever preempted.
+    most: how many blocks of each group a full batch of full sequences needs. If the device has that many, no request is
+    ever preempted.
     """
     none = tuple(0 for _ in most)
     if all(have >= wanted for have, wanted in zip(cache.num_blocks, most, strict=True)):
@@ -26,7 +27,7 @@ def choose_host_blocks(cache: KVMemory, most: tuple[int, ...], nbytes: int | Non
 
 
 def pin_blocks(cuda: Cuda, host: KVMemory) -> np.ndarray:
-    """Memory for these blocks, uint8 `[nbytes]`; CapacityError if the driver cannot pin it."""
+    """Pinned memory for these blocks, uint8 `[nbytes]`; CapacityError if the driver cannot pin it."""
     nbytes = host.nbytes
     try:
         return cuda.pinned(nbytes)

@@ -1,4 +1,4 @@
-"""Launches made ready when the engine is loaded: in a step, only what depends on its sizes is filled in."""
+"""Launches prepared when the engine is loaded: a step fills in only what depends on its sizes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FLOAT32 = 4  # bytes
 
 
 class ReadyLaunch:
-    """One launch of a loaded kernel. Its parameters lie in memory as the driver takes them: 8 bytes each, of which a
-    kernel reads the first 4 of an integer."""
+    """One launch of a loaded kernel. Its parameters lie in memory as the driver takes them: 8 bytes each; of an integer
+    the kernel reads the first 4."""
 
     __slots__ = (
         "_dependent", "_function", "_grid", "_moving", "_own", "_params", "_pointers", "_shared", "_sizes", "_threads",
@@ -31,7 +31,7 @@ class ReadyLaunch:
         arguments: Sequence[LaunchArgument],
         address: Callable[[LaunchArgument], int],
     ) -> None:
-        """address: of an argument's pointer in a step of no tokens."""
+        """address: gives the address of a pointer argument in a step of 0 tokens."""
         self._function, self._grid = function, launch.grid
         self.moves = launch.makes_moves
         self._dependent = found.dependent
@@ -52,7 +52,7 @@ class ReadyLaunch:
                 self._values[i] = address(argument)
 
     def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
-        """Put it on the stream, unless its grid is empty. sizes: of the step, see `Phase.rank_sizes`."""
+        """Put the launch on the stream, unless its grid is empty. sizes: those of the step, see `Phase.rank_sizes`."""
         x, y, z = (dim.value(sizes) if dim.terms else dim.constant for dim in self._grid)
         if not x * y * z:
             return
@@ -68,7 +68,7 @@ class ReadyLaunch:
 
 
 class ReadyExchange:
-    """What a communicator does in place of a launch."""
+    """The calls of a communicator that replace a launch."""
 
     moves = False
 
@@ -83,7 +83,8 @@ class ReadyExchange:
         self._places = [(address(argument), argument.per_token) for argument in arguments[:2]]
 
     def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
-        """Put it on the stream, unless there is nothing to exchange. sizes: of the step, see `Phase.rank_sizes`."""
+        """Put the calls on the stream, unless there is nothing to exchange. sizes: those of the step, see
+        `Phase.rank_sizes`."""
         source, target = (base + per_token * sizes["num_tokens"] for base, per_token in self._places)
         for one in exchanged(self._facts, sizes):
             places = source + FLOAT32 * one.source, target + FLOAT32 * one.target

@@ -22,14 +22,15 @@ def round_up(nbytes: int) -> int:
 
 
 def upload_nbytes(cuda: Cuda, weights: MappedWeights, program: Program) -> int:
-    """Device memory that `upload_weights` takes."""
+    """How many bytes of device memory `upload_weights` takes."""
     return 0 if id(weights) in cuda.uploaded else sum(round_up(w.nbytes) for w in program.weights.values())
 
 
 def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict[str, int]:
-    """Copy a program's weights from the mapped file to one device buffer, once per device; the address of each.
+    """Copy a program's weights from the mapped file to one device buffer, once per device; the address of each weight
+    by name.
 
-    Two pinned buffers take turns: one is filled from the page cache while the other travels.
+    Two pinned buffers alternate: one is filled from the page cache while the other is copied.
     """
     if id(weights) in cuda.uploaded:
         return cuda.uploaded[id(weights)][1]
@@ -39,7 +40,7 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict
         addresses[name] = total
         total += round_up(weight.nbytes)
     base = cuda.allocate(total)
-    for name in program.weights.keys() - views.keys():  # pools, which are written later
+    for name in program.weights.keys() - views.keys():  # skip pools, which are written later
         cuda.zero(base + addresses[name], program.weights[name].nbytes)
     staging = [(cuda.pinned(_STAGING), cuda.event()) for _ in range(2)]
     turn = 0
@@ -59,9 +60,9 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict
 
 
 class PinnedArrays:
-    """Arrays of a step in one pinned buffer that has its twin on the device, so that one copy moves many.
+    """Arrays of a step in one pinned buffer with a counterpart on the device, so that one copy moves all of them.
 
-    arrays: the host's, by name. addresses: the device's, by the name that a launch plan gives them.
+    arrays: on the host, by name. addresses: on the device, by the name that a launch plan uses.
     """
 
     def __init__(self, cuda: Cuda, arrays: Sequence[BatchArray], limits: BatchLimits, device: int) -> None:
@@ -80,18 +81,18 @@ class PinnedArrays:
             start += round_up(nbytes)
 
     def send(self, rows: int) -> None:
-        """Copy all to the device, of the last array only the first rows, in the order of the stream."""
+        """Copy the buffer to the device, on the stream, up to the first `rows` rows of the last array."""
         self._cuda.to_device(self._device, self.first(rows))
 
     def fetch(self, rows: int) -> None:
-        """Copy the same from the device: what is not asked for is little beside another copy."""
+        """Copy the same part from the device. Unneeded bytes cost less than a second copy would."""
         self._cuda.to_host(self.first(rows), self._device)
 
     def first(self, rows: int) -> np.ndarray:
-        """The buffer, uint8 `[bytes]`, up to so many rows of the last array."""
+        """The buffer, uint8 `[bytes]`, up to the first `rows` rows of the last array."""
         return self._host[: self._last_at + rows * self._row_bytes]
 
 
 def nbytes_of(arrays: Sequence[BatchArray], limits: BatchLimits) -> int:
-    """Bytes of such a buffer."""
+    """The size in bytes of such a buffer."""
     return sum(round_up(limits.nbytes(array)) for array in arrays)

@@ -1,7 +1,7 @@
-"""NCCL, and AMD's RCCL, through their C API, which is the same (NCCL user guide, "API"): sums and lines of all ranks.
+"""NCCL, and AMD's RCCL, through their common C API (NCCL user guide, "API"): collectives over all ranks.
 
-The library comes with the package nvidia-nccl-cu12 or -cu13, with the system, or with ROCm. Its processes find each
-other through sockets of their own, which are kept to the loopback interface unless NCCL_SOCKET_IFNAME says otherwise.
+The library comes with the package nvidia-nccl-cu12 or -cu13, with the system, or with ROCm. NCCL connects the processes
+through its own sockets, which are kept to the loopback interface unless NCCL_SOCKET_IFNAME says otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-# by the names of walk.py, Exchanged: the function, and what it takes between the type and the communicator
+# by op of Exchanged (walk.py): the function, and its arguments between the type and the communicator
 _EXCHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "all_reduce": ("ncclAllReduce", ("op",)), "all_gather": ("ncclAllGather", ()),
     "reduce_scatter": ("ncclReduceScatter", ("op",)), "reduce": ("ncclReduce", ("op", "root")),
@@ -48,30 +48,30 @@ _EXCHANGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Nccl:
-    """The library; DeviceError names the function that fails."""
+    """The NCCL library; a failure raises DeviceError, which names the function."""
 
     def __init__(self, library: Any) -> None:
-        """library: libnccl or librccl, loaded."""
+        """library: the loaded libnccl or librccl."""
         self._library = library
         for name, kinds in _SIGNATURES.items():
             getattr(library, name).argtypes = kinds
         library.ncclGetErrorString.restype = c_char_p
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a function of it. DeviceError if it fails."""
+        """Call a function of the library. DeviceError if it fails."""
         if status := getattr(self._library, name)(*args):
             said = self._library.ncclGetErrorString(status)
             raise DeviceError(f"{name} failed: {said.decode()}", "NCCL_DEBUG=WARN in the environment says more")
 
     def unique_id(self) -> bytes:
-        """What the ranks of one communicator have in common: made by rank 0, given to all."""
+        """A new id for a communicator: rank 0 makes it and passes it to all ranks."""
         found = _UniqueId()
         self.call("ncclGetUniqueId", ctypes.byref(found))
         return bytes(found.content)
 
 
 def find_nccl(backend: str) -> Nccl | None:
-    """The library of this machine for "cuda" or "hip"; None where there is none."""
+    """The library of this machine for "cuda" or "hip"; None if there is none."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     for place in (*_of_package(), *_FILES[backend]) if backend == "cuda" else _FILES[backend]:
         try:
@@ -82,7 +82,7 @@ def find_nccl(backend: str) -> Nccl | None:
 
 
 def _of_package() -> list[str]:
-    """The library of the package nvidia-nccl-cu12 or -cu13."""
+    """The path of the library in the package nvidia-nccl-cu12 or -cu13, if it is installed."""
     try:
         found = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
@@ -92,10 +92,10 @@ def _of_package() -> list[str]:
 
 
 class Communicator:
-    """One rank's end of what all ranks share. Its calls are put on a stream, and can be captured in graphs."""
+    """One rank's part of an NCCL communicator. Its calls are put on a stream and can be captured in graphs."""
 
     def __init__(self, nccl: Nccl, unique_id: bytes, rank: int, count: int) -> None:
-        """Wait until all ranks are here; the device of this thread is this rank's."""
+        """Wait until all ranks have joined. The current device of this thread becomes this rank's."""
         self._nccl, self._comm, self._last = nccl, c_void_p(), count - 1
         self._ended = False
         given = _UniqueId()
@@ -103,28 +103,29 @@ class Communicator:
         nccl.call("ncclCommInitRank", ctypes.byref(self._comm), count, given, rank)
 
     def exchange(self, op: str, source: int, target: int, count: int, stream: Any) -> None:
-        """float32 at `source`, to `target`, as `op` says (walk.py, Exchanged): `count` of each rank. A reduce_scatter
-        reads that many for each rank. "reduce" is to the last rank, "broadcast" of the last one."""
+        """Exchange float32 values from `source` to `target` by `op` (walk.py, Exchanged): `count` values of each rank.
+        A reduce_scatter reads `count` values for each rank. The root of "reduce" and "broadcast" is the last rank."""
         name, takes = _EXCHANGES[op]
         given = {"op": _SUM, "root": self._last}
         facts = (source, target, count, _FLOAT32, *(given[name] for name in takes))
         self._nccl.call(name, *facts, self._comm, c_void_p(int(stream)))
 
     def abort(self) -> None:
-        """End what is under way, whatever others do. From any thread."""
+        """Abort pending calls, whatever the other ranks do. Any thread may call this."""
         if not self._ended:
             self._ended = True
             self._nccl.call("ncclCommAbort", self._comm)
 
     def close(self) -> None:
-        """Give it back."""
+        """Destroy the communicator."""
         if not self._ended:
             self._ended = True
             self._nccl.call("ncclCommDestroy", self._comm)
 
 
 def join(nccl: Nccl, unique_id: bytes, rank: int, count: int, enter: Any) -> Communicator:
-    """A Communicator; DeviceError where other ranks do not come in time. enter: makes the device a thread's."""
+    """Make a Communicator; DeviceError if the other ranks do not join in time. enter: makes the device current in a
+    thread."""
     found: list[Communicator | BaseException] = []
 
     def begin() -> None:

@@ -12,7 +12,7 @@ from .ranked import FollowingCudaDevice, GpuRankHello
 
 
 def start(hello: GpuRankHello, shared: int, connection: socket.socket) -> tuple[RankReady, Follow]:
-    """Load the engine's program of this rank onto its GPU; then what rank 0 says is done until it ends."""
+    """Load this rank's program onto its GPU; the returned function follows rank 0's orders until rank 0 ends."""
     engine = open_rank(hello)
     device = FollowingCudaDevice(engine, hello, shared, open_gpu(engine.manifest.backend, hello.device))
     assert device.peers is not None

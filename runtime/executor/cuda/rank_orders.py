@@ -1,4 +1,5 @@
-"""What rank 0 tells the other ranks on GPUs: the calls of its device, in order, and the memory where arrays lie."""
+"""The orders that rank 0 sends to the other ranks on GPUs: the calls of its device, in order. Arrays go through shared
+memory."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 
 
 class _Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", forbid_unknown_fields=True):
-    """See the calls of `Device` that have these names."""
+    """The base of all orders; each stands for the method of `Device` with its name."""
 
 
 class Send(_Order, frozen=True, tag="send"):
@@ -24,14 +25,14 @@ class Send(_Order, frozen=True, tag="send"):
 
 
 class Zero(_Order, frozen=True, tag="zero"):
-    """Zero `nbytes` of the KV cache from byte `offset` on."""
+    """Zero `nbytes` bytes of the KV cache from byte `offset` on."""
 
     offset: int
     nbytes: int
 
 
 class Copy(_Order, frozen=True, tag="copy"):
-    """Copy `nbytes` within the KV cache; source, target: first bytes."""
+    """Copy `nbytes` bytes within the KV cache; source, target: byte offsets."""
 
     source: int
     target: int
@@ -39,7 +40,8 @@ class Copy(_Order, frozen=True, tag="copy"):
 
 
 class Swap(_Order, frozen=True, tag="swap"):
-    """Copy `nbytes` between the KV cache and the host's blocks. cache, host: first bytes. out: to the host."""
+    """Copy `nbytes` bytes between the KV cache and the host's blocks. cache, host: byte offsets. out: whether to the
+    host."""
 
     out: bool
     cache: int
@@ -48,7 +50,7 @@ class Swap(_Order, frozen=True, tag="swap"):
 
 
 class RunStep(_Order, frozen=True, tag="run"):
-    """Run a step. phase: its number in the plan. expected: only make ready for it."""
+    """Run a step. phase: its index in the plan. expected: only prepare for it, see `Device.expect`."""
 
     sizes: dict[str, int]
     phase: int
@@ -58,13 +60,14 @@ class RunStep(_Order, frozen=True, tag="run"):
 
 
 class Fetch(_Order, frozen=True, tag="fetch"):
-    """End a turn: all that was ordered of it is before this."""
+    """End a turn: all orders for it came before this one."""
 
     turn: int
 
 
 class Write(_Order, frozen=True, tag="write"):
-    """Put `rows`, as bytes, where `SectionArray.at` says, behind a step of `tokens` tokens: a section reads them."""
+    """Write `rows`, as bytes, to the buffer `at` (see `SectionArray.at`), after a step of `tokens` tokens: a section
+    reads them."""
 
     at: str
     tokens: int
@@ -84,15 +87,16 @@ Order = Send | Zero | Copy | Swap | RunStep | Fetch | Write | WritePool
 
 
 class Meet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """handles: what the areas of ranks 0, 1 .. are opened by. unique_id: of NCCL's communicator; empty for none."""
+    """handles: those of the areas (`Peers.handle`) of ranks 0, 1 .. unique_id: of the NCCL communicator; empty if there
+    is none."""
 
     handles: list[bytes]
     unique_id: bytes
 
 
 class SharedTurns:
-    """Anonymous memory that ranks map: for each turn, the bytes of each array or group of arrays. descriptor: of a
-    memory that another process has made; None makes one."""
+    """Anonymous memory that all ranks map: for each turn, the bytes of each array or group of arrays. descriptor: the
+    file descriptor of memory that another process made; None: make it."""
 
     def __init__(self, turns: int, sizes: Sequence[int], descriptor: int | None = None) -> None:
         total = max(turns * sum(sizes), 1)
@@ -107,6 +111,6 @@ class SharedTurns:
         ]
 
     def close(self) -> None:
-        """Give the memory back once all others have."""
+        """Close this rank's mapping; the memory is freed when all ranks have closed theirs."""
         self.sides = []
         os.close(self.descriptor)

@@ -1,4 +1,4 @@
-"""The devices of an engine that several GPUs run together: each is a process's, with its own weights."""
+"""The devices of an engine that several GPUs run together: one process per GPU, each with its part of the weights."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from .rank_orders import Copy, Fetch, Meet, Order, RunStep, Send, SharedTurns, S
 from .watchdog import Watchdog
 
 _MOST = 1 << 20  # bytes of a message
-_PIECE = _MOST // 2  # of a pool, in a message that may have other orders too
+_PIECE = _MOST // 2  # bytes of a pool in a message, which may contain other orders too
 
 
 class GpuRankHello(RankHello, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """See RankHello. device: the number of the rank's GPU. host_blocks: of each KV group, in host memory."""
+    """See RankHello. device: the number of the rank's GPU. host_blocks: how many blocks of each KV group are in host
+    memory."""
 
     device: int
     host_blocks: list[int]
 
 
 class GpuRanks(RankProcesses):
-    """The processes of ranks 1 and up, each of which has a GPU. module: what they run."""
+    """The processes of ranks 1 and up, each of which has a GPU. module: the Python module that they run."""
 
     module: ClassVar[str] = f"{__package__}.rank_main"
 
@@ -46,17 +47,18 @@ class GpuRanks(RankProcesses):
 
     @property
     def handles(self) -> list[bytes]:
-        """What their areas are opened by."""
+        """The handles of their areas, see `Peers.handle`."""
         return [answer.memory for answer in self.answers]
 
     def begin(self, patience: float) -> None:
-        """Wait until all have met the others. patience: seconds that any may take for a message from then on."""
+        """Wait until all ranks have met. patience: how many seconds a rank may take to receive a message from then
+        on."""
         self.expect_ready()
         for connection in self.connections:
             connection.settimeout(patience)
 
     def post(self, message: bytes) -> None:
-        """Say the same to all; one that does not take it is lost."""
+        """Send a message to all ranks; a rank that does not receive it counts as lost."""
         for rank, connection in enumerate(self.connections, 1):
             try:
                 connection.send(message)
@@ -65,11 +67,11 @@ class GpuRanks(RankProcesses):
 
 
 class RankedCudaDevice(CudaDevice):
-    """Rank 0, which schedules; what it is told, the others are told too. DeviceError where one of them is gone: the
-    engine must be loaded again then.
+    """Rank 0, which schedules and forwards every call to the other ranks. DeviceError if one of them is gone: the
+    engine must then be loaded again.
 
-    Ranks 1 and up have the GPUs behind this one's, in order. kv_bytes: of each rank. Every rank samples: all have the
-    same logits.
+    Ranks 1 and up use the GPUs after this one's, in order. kv_bytes: for each rank. Every rank samples, because all
+    have the same logits.
     """
 
     patience: ClassVar[float] = 60.0  # seconds that a step may take before a rank counts as lost
@@ -115,7 +117,7 @@ class RankedCudaDevice(CudaDevice):
         group.begin(self.patience)
 
     def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
-        """To all ranks, by way of the shared memory."""
+        """Send the arrays to all ranks, through the shared memory."""
         for (own, rows), there in zip(self.sides(turn, num_seqs, num_tokens), self._shared.sides[turn], strict=True):
             first = own.first(rows)
             there[: len(first)] = first
@@ -133,22 +135,22 @@ class RankedCudaDevice(CudaDevice):
         super().copy(source, target, nbytes)
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
-        """Each rank keeps its own part on the host."""
+        """As CudaDevice: each rank keeps its own part in its host memory."""
         self._order(Swap(True, cache, host, nbytes))
         super().swap_out(cache, host, nbytes)
 
     def swap_in(self, cache: int, host: int, nbytes: int) -> None:
-        """Each rank takes its own part back."""
+        """As CudaDevice: each rank copies its own part back."""
         self._order(Swap(False, cache, host, nbytes))
         super().swap_in(cache, host, nbytes)
 
     def expect(self, work: DeviceWork) -> None:
-        """Capture a graph of it, on all ranks."""
+        """Capture a graph of this work on all ranks."""
         self._run(work, expected=True)
         super().expect(work)
 
     def run(self, work: DeviceWork) -> None:
-        """On all ranks."""
+        """Run the work on all ranks."""
         self._run(work)
         super().run(work)
 
@@ -159,12 +161,12 @@ class RankedCudaDevice(CudaDevice):
         )
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
-        """Rank 0 has what was sampled, as the others do."""
+        """As CudaDevice, for rank 0; the other ranks end their turn too, and keep what they sampled."""
         self._order(Fetch(turn))
         super().fetch(turn, rows, logits)
 
     def wait(self, turn: int) -> None:
-        """Until the turn has ended, or a rank is lost."""
+        """Wait until the turn has ended; DeviceError if a rank is lost."""
         with self._watchdog.watching():
             super().wait(turn)
         self._check()
@@ -175,7 +177,7 @@ class RankedCudaDevice(CudaDevice):
         super().write(at, tokens, rows)
 
     def write_pool(self, name: str, offset: int, values: np.ndarray, only: int = -1) -> None:
-        """As CudaDevice, on one rank, or on all (-1) the same values."""
+        """As CudaDevice, on rank `only`, or the same values on all ranks (-1)."""
         raw = values.reshape(-1).view(np.uint8).data
         for first in range(0, len(raw) if only else 0, _PIECE):
             piece = bytes(raw[first : first + _PIECE])
@@ -184,7 +186,7 @@ class RankedCudaDevice(CudaDevice):
             super().write_pool(name, offset, values)
 
     def read(self, at: str, tokens: int, nbytes: int) -> np.ndarray:
-        """What a section left on rank 0: a copy of the first bytes, uint8 `[nbytes]`."""
+        """As CudaDevice, from rank 0: a copy of the first bytes, uint8 `[nbytes]`."""
         with self._watchdog.watching():
             found = super().read(at, tokens, nbytes)
         self._check()
@@ -207,7 +209,7 @@ class RankedCudaDevice(CudaDevice):
         self.group.lose(f"a rank has not answered for {self.patience:g} s")
 
     def release(self) -> None:
-        """End the other ranks, then whatever waits for them on this one's GPU."""
+        """Kill the other ranks, then release kernels on this GPU that wait for them."""
         if self.group is not None:
             self.group.kill()
         if self.peers is not None:
@@ -227,7 +229,7 @@ class RankedCudaDevice(CudaDevice):
 
 
 class FollowingCudaDevice(CudaDevice):
-    """Any other rank: it does what rank 0 tells it. descriptor: of the shared memory."""
+    """Rank 1 or a later one: it follows rank 0's orders. descriptor: the shared memory's file descriptor."""
 
     def __init__(self, engine: Engine, hello: GpuRankHello, descriptor: int, cuda: Cuda) -> None:
         super().__init__(engine, None, cuda, hello.section, None, (hello.num_blocks, hello.host_blocks))
@@ -236,7 +238,7 @@ class FollowingCudaDevice(CudaDevice):
         self.peers = Peers(cuda, hello.rank)
 
     def follow(self, connection: socket.socket) -> None:
-        """Meet the others, then follow until rank 0 ends."""
+        """Meet the other ranks, then follow rank 0's orders until it ends."""
         connection.settimeout(None)
         if not (raw := connection.recv(_MOST)):
             return
@@ -246,7 +248,7 @@ class FollowingCudaDevice(CudaDevice):
             self.obey(raw)
 
     def meet(self, said: Meet) -> None:
-        """See the memory of the others. DeviceError where this process has no communicator, and rank 0 has."""
+        """Open the other ranks' areas. DeviceError if rank 0 has NCCL and this process has not."""
         assert self.peers is not None
         nccl = find_nccl(self._backend) if said.unique_id else None
         if said.unique_id and nccl is None:
@@ -254,7 +256,7 @@ class FollowingCudaDevice(CudaDevice):
         introduce(self.peers, said, nccl, self.cuda)
 
     def obey(self, message: bytes) -> None:
-        """Do what a message of rank 0 says."""
+        """Carry out the orders of a message from rank 0."""
         for order in msgspec.msgpack.decode(message, type=list[Order]):
             self._obey(order)
 
@@ -281,7 +283,7 @@ class FollowingCudaDevice(CudaDevice):
                 self.write_pool(order.name, order.offset, np.frombuffer(order.values, np.uint8))
 
     def _take(self, order: Send) -> None:
-        """The arrays of a turn, once the step that had them last is done with them."""
+        """Copy the arrays of a turn from the shared memory to the GPU, after the last step that used them has ended."""
         self.wait(order.turn)
         sides = self.sides(order.turn, order.num_seqs, order.num_tokens)
         for (own, rows), there in zip(sides, self._shared.sides[order.turn], strict=True):
@@ -291,18 +293,18 @@ class FollowingCudaDevice(CudaDevice):
 
 
 def exchanges(plan: LaunchPlan) -> bool:
-    """Whether a communicator has something to do."""
+    """Whether the plan has exchanges, for which a communicator may be used."""
     return any(launch.exchange for phase in plan.phases for every in phase.launches.values() for launch in every)
 
 
 def introduce(peers: Peers, said: Meet, nccl: Nccl | None, cuda: Cuda) -> None:
-    """Open what the others have, and meet them by the communicator of `nccl`; None: without one."""
+    """Open the other ranks' areas and join the communicator of `nccl`; None: there is no communicator."""
     peers.meet(said.handles)
     if nccl is not None:
         peers.communicator = join(nccl, said.unique_id, peers.rank, len(said.handles), cuda.enter)
 
 
 def shared_sizes(device: CudaDevice) -> list[int]:
-    """Bytes of what a turn is sent: the arrays of all programs, and each that this one declares."""
+    """The sizes in bytes of what a turn sends: all INPUTS together, then each input that the program declares."""
     inputs = nbytes_of(GPU_INPUTS, device.limits)
     return [inputs, *(nbytes_of([array], device.limits) for array in device.program.inputs)]

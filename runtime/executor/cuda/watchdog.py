@@ -1,4 +1,4 @@
-"""Whether what should end soon does end."""
+"""Detects work that does not end in time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import monotonic
 
 
 class Watchdog:
-    """Calls `late` from a thread of its own where something that is watched has not ended within `seconds`."""
+    """Calls `late` from its own thread if watched work has not ended within `seconds`."""
 
     def __init__(self, seconds: float, late: Callable[[], None]) -> None:
         self._seconds, self._late = seconds, late
@@ -19,7 +19,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """What runs in here is watched; one thing at a time."""
+        """A context whose body is watched; only one at a time."""
         self._since = monotonic()
         try:
             yield
@@ -34,5 +34,5 @@ class Watchdog:
                 self._late()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed.set()

@@ -1,7 +1,8 @@
 """AMD's HIP runtime through ctypes, under the names of CUDA's driver API as the executor calls them.
 
-HIP is that API with other names (HIP programming guide, "CUDA driver API functions supported by HIP"), so one executor
-runs on both. What has no counterpart does nothing: kernels need not ask for shared memory, a device has one context.
+HIP has the functions of that API under other names (HIP programming guide, "CUDA driver API functions supported by
+HIP"), so one executor runs on both. Functions without a counterpart do nothing: kernels need not ask for shared memory,
+and a device has one context.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HINT = "run `rocm-smi` to see whether the driver works"
 
 
 class _Out:
-    """A result: HIP writes it where an argument points."""
+    """A result, which HIP writes to the address in an argument."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -27,7 +28,7 @@ class _Out:
 
 _PTR, _COUNT, _NUMBER = c_void_p, c_size_t, c_int
 _NEW = _Out(c_void_p)
-# the function of HIP, and its arguments in order: results, types of what the caller gives, or constants
+# HIP's function and its arguments in order: results, types of the caller's arguments, or constants
 CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "cuInit": ("hipInit", (c_uint,)),
     "cuDeviceGetCount": ("hipGetDeviceCount", (_Out(c_int),)),
@@ -74,7 +75,7 @@ class IpcHandle(ctypes.Structure):
 
     @property
     def reserved(self) -> bytes:
-        """The bytes that travel to another process."""
+        """The bytes to send to another process."""
         return bytes(self.content)
 
     @reserved.setter
@@ -83,7 +84,7 @@ class IpcHandle(ctypes.Structure):
 
 
 class HipApi:
-    """What `Cuda` takes for cuda-bindings. Every function returns its status and its results."""
+    """Takes the place of cuda-bindings in `Cuda`. Every function returns a tuple of its status and its results."""
 
     hint = HINT
     # numbers of hip_runtime_api.h, the same from HIP 5 to 7
@@ -98,7 +99,7 @@ class HipApi:
     )  # fmt: skip
 
     def __init__(self, library: Any) -> None:
-        """library: libamdhip64.so, loaded."""
+        """library: the loaded libamdhip64.so."""
         self._library = library
         for name, (function, arguments) in CALLS.items():
             setattr(self, name, _bound(getattr(library, function), arguments))
@@ -107,33 +108,33 @@ class HipApi:
     CUipcMem_flags = SimpleNamespace(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
 
     def cuIpcGetMemHandle(self, pointer: int) -> tuple[int, IpcHandle]:  # noqa: N802
-        """(status, what another process opens this memory by)."""
+        """(status, the handle by which another process opens this memory)."""
         found = IpcHandle()
         return self._library.hipIpcGetMemHandle(ctypes.byref(found), c_void_p(pointer)), found
 
     def cuIpcOpenMemHandle(self, handle: IpcHandle, flags: int) -> tuple[int, int | None]:  # noqa: N802
-        """(status, the address here). HIP takes the handle by its value."""
+        """(status, the address in this process; None if it fails). HIP takes the handle by value."""
         found = c_void_p()
         return self._library.hipIpcOpenMemHandle(ctypes.byref(found), handle, c_uint(flags)), found.value
 
     @staticmethod
     def name_of(call: str) -> str:
-        """What HIP calls a function."""
+        """HIP's name for a function."""
         return CALLS[call][0] if call in CALLS else call.replace("cu", "hip", 1)
 
     def cuGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
-        """(0, the text of a status); HIP gives the text itself."""
+        """(0, the text of a status); HIP's function returns the text, not a status."""
         function = self._library.hipGetErrorString
         function.restype = c_char_p
         return 0, function(c_int(status))
 
     def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
-        """(status, the name in `size` bytes, zeros behind it)."""
+        """(status, the name in `size` bytes, padded with zeros)."""
         text = ctypes.create_string_buffer(size)
         return self._library.hipDeviceGetName(text, c_int(size), c_int(device)), text.raw
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[int, int]:  # noqa: N802
-        """A device is its own context."""
+        """(0, the device): in HIP a device is its own context."""
         return 0, device
 
     def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[int]:  # noqa: N802
@@ -141,16 +142,16 @@ class HipApi:
         return (0,)
 
     def cuFuncSetAttribute(self, *args: Any) -> tuple[int]:  # noqa: N802
-        """Kernels may take all of a compute unit's shared memory without asking."""
+        """(0,): kernels may use all of a compute unit's shared memory without asking."""
         return (0,)
 
     cuFuncSetCacheConfig = cuFuncSetAttribute  # noqa: N815
 
 
 def _bound(function: Any, arguments: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
-    """A function of the library that takes its inputs alone, and returns its status and its results."""
+    """A function of the library that takes only its inputs and returns its status and its results."""
     plain = [a for a in arguments if not isinstance(a, _Out)]
-    if len(plain) == len(arguments) and all(isinstance(a, type) for a in arguments):  # the same, without a detour
+    if len(plain) == len(arguments) and all(isinstance(a, type) for a in arguments):  # without results
         return lambda *given: (function(*(kind(value) for kind, value in zip(arguments, given, strict=True))),)
 
     def call(*given: Any) -> tuple[Any, ...]:
@@ -168,7 +169,7 @@ def _bound(function: Any, arguments: tuple[Any, ...]) -> Callable[..., tuple[Any
 
 
 def load_hip() -> HipApi:
-    """The runtime of this machine; DeviceError where there is none, or no GPU that it can use."""
+    """Load this machine's HIP runtime; DeviceError if there is none, or no GPU that it can use."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
