@@ -101,6 +101,12 @@ class Target:
         return self.backend == "hip" and not self.arch.startswith("gfx9")
 
     @property
+    def fragment_registers(self) -> int:
+        """32-bit registers per thread of an operand of WMMA, 16 x 16 values of 16 bits: on gfx11 both halves of a warp
+        hold all of it."""
+        return 8 if self.arch.startswith("gfx11") else 4
+
+    @property
     def subnormals(self) -> bool:
         """Whether matrix units keep f16 numbers below 2^-14, as those of NVIDIA and MI300 do; RDNA's were not tried."""
         return not self.rdna

@@ -11,7 +11,8 @@ from icc.compiler.backends.triton.objects.amdgcn import matrix_loops
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.objects.loops import loop_faults
 from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.backends.triton.tiling.choice import Config
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.linear import pick
 from icc.compiler.targets import TARGETS
 from sizes import usual
 from test_linear_objects import LIMITS, Forced, product
@@ -86,3 +87,13 @@ def test_products_without_matrix_instructions_are_refused() -> None:
     with pytest.raises(KernelRefused, match="without matrix instructions"):
         matrix_loops(plain, TTGIR.replace("TYPE", "bf16"), 1)
     assert matrix_loops(plain, TTGIR.replace("TYPE", "f32"), 1) == ()
+
+
+@pytest.mark.parametrize("target", ["rx7900xtx", "rx9070xt"])
+def test_no_warp_repeats_what_another_does(target: str) -> None:
+    """A warp multiplies 16 x 16 values at once: tiles of 16 rows and 32 columns are for two."""
+    for stored in ("bf16", "q4g128", "q8g128"):
+        for rows in (1, 16, 64, 512):
+            kernel = product("gate_up", stored)
+            config = pick(kernel.product(rows, 0), Tuner(TARGETS[target]))
+            assert config["decode"] or config["m"] * config["n"] >= 256 * config["warps"], (stored, rows, config)

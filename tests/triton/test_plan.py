@@ -20,7 +20,7 @@ from icc.compiler.backends.triton.fallback import TilingSearch, refusals
 from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 from icc.compiler.backends.triton.plan import Planned, make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.spec import LaunchSpec
-from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.choice import RefusedTiling, Tuner
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import decode_program
@@ -175,6 +175,22 @@ def test_what_exceeds_the_target_or_spills_while_decoding_is_refused(engine: Gpu
     norm = next(key for key in decode.all() if key.startswith("norm"))
     with pytest.raises(CodegenError, match="spills 8 bytes"):  # has but one form
         refusals(planned, {**fine, norm: bad}, {}, TARGET)
+
+
+def test_of_tilings_that_all_spill_the_least_evil_is_taken(engine: GpuEngine) -> None:
+    """Slow answers rather than none; what is refused for anything else stays out."""
+    configs = [{"m": 16, "n": n} for n in (16, 32, 64)]
+    refused = [RefusedTiling("k", config, "spills", spills) for config, spills in zip(configs, (56, 8, 0), strict=True)]
+    tuner = Tuner(TARGET, refused=tuple(refused))
+    assert tuner.pick("k", configs, lambda config: config["n"]) == configs[1]
+    with pytest.raises(CodegenError, match="all 1 tilings of k"):
+        replace(tuner, refused=(refused[2],)).pick("k", configs[2:], lambda config: 1.0)
+    planned = plan_program(engine.program, LIMITS, Tuner(TARGET))
+    key = next(key for key in planned.phases[0].all() if key.startswith("linear_decode"))
+    compiled = {**_fine(planned), key: Compiled("x", b"", 0, 255, 8, 12000)}
+    [found] = refusals(planned, compiled, {}, TARGET)
+    assert found.spills == 8 and refusals(planned, compiled, {}, TARGET, [found]) == []
+    assert refusals(planned, compiled, {key: "is wrong"}, TARGET, [found]), "that it is back excuses spills alone"
 
 
 def _compile(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch, planted: Callable[[LaunchSpec], str]) -> Any:

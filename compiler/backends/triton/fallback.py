@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....runtime.format.manifest import Limits
@@ -49,10 +49,10 @@ class TilingSearch:
         while True:
             planned = self.plan(tuner)
             self._compile(planned)
-            refused = refusals(planned, self.compiled, self.reasons, self.target)
+            refused = refusals(planned, self.compiled, self.reasons, self.target, tuner.refused)
             if not refused:  # all objects exist, so their IR can be checked
                 faults = check_addresses(self.program, self.limits, planned, self.compiled, self.reasons)
-                refused = refusals(planned, self.compiled, self.reasons, self.target)
+                refused = refusals(planned, self.compiled, self.reasons, self.target, tuner.refused)
                 if not refused:
                     compiled = {key: self.compiled[key] for key in planned.specs()}
                     return Objects(planned, compiled, faults, tuner.refused, launched_lines(planned))
@@ -74,10 +74,15 @@ class TilingSearch:
 
 
 def refusals(
-    planned: Planned, compiled: Mapping[str, Compiled], reasons: Mapping[str, str], target: Target
+    planned: Planned,
+    compiled: Mapping[str, Compiled],
+    reasons: Mapping[str, str],
+    target: Target,
+    before: Sequence[RefusedTiling] = (),
 ) -> list[RefusedTiling]:
     """The tilings of a plan that led to objects that are refused: for `reasons`, for exceeding the target, or for
-    spilling registers while decoding. CodegenError if the kernel of such an object has only one form."""
+    spilling registers while decoding, unless that is one of `before`, which is back because nothing else is left.
+    CodegenError if the kernel of such an object has only one form."""
     found: list[RefusedTiling] = []
     for phase in planned.phases:
         for kernel, specs in phase.kernels.items():
@@ -88,8 +93,11 @@ def refusals(
                     continue
                 if kernel not in phase.picks:
                     raise CodegenError(f"kernel {key}: {reason}", "this is a gap in icc; please report it")
-                refusal = RefusedTiling(*phase.picks[kernel], f"{reason} ({key})")
-                if all((r.key, r.config) != (refusal.key, refusal.config) for r in found):
+                hard = key in reasons or resource_fault(compiled[key], False, target)
+                spills = 0 if hard else compiled[key].spill_bytes
+                refusal = RefusedTiling(*phase.picks[kernel], f"{reason} ({key})", spills)
+                known = [*found, *before] if spills else found
+                if all((r.key, r.config) != (refusal.key, refusal.config) for r in known):
                     found.append(refusal)
     return found + run_refusals(planned, compiled, reasons, target)
 

@@ -67,7 +67,7 @@ def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> AttentionTili
         {"rows": rows, "heads": heads, "tile": tile, "warps": warps, "stages": stages}
         for rows in ((32,) if long else (128, 64) if size == "long" else (64,))
         for heads in _head_counts(work.group, rows)
-        for tile in ((16,) if long else _tiles(work))
+        for tile in ((16,) if long else (*_tiles(work), *_short_tile(work, tuner.target)))
         if size == "long" or tile <= 64
         for warps in ((8,) if long else (4, 8))
         for stages in (2, 3)
@@ -85,7 +85,7 @@ def decode_tiling(work: Workload, tuner: Tuner) -> AttentionTiling:
     candidates: list[Config] = [
         {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": warps, "stages": stages}
         for heads in _head_counts(work.group, 16 if long else 32 if work.value_dim > 256 else 64)
-        for tile in ((16,) if long else (64, 32) if work.cached == work.multiplied else _converted(work))
+        for tile in ((16,) if long else (*_decode_tiles(work), *_short_tile(work, tuner.target)))
         for warps in ((4, 8) if work.value_dim > 256 and not long else (4,))
         for stages in (3, 4, 2)
     ]
@@ -115,10 +115,33 @@ def _tiles(work: Workload) -> tuple[int, ...]:
     return (32,) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
 
 
-def _converted(work: Workload) -> tuple[int, ...]:
-    """Keys per step of a decode whose keys are codes. All warps convert a piece of 16 dims: 64 keys of it would spill
+def _decode_tiles(work: Workload) -> tuple[int, ...]:
+    """Keys per step of a decode. If keys are codes, all warps convert a piece of 16 dims: 64 keys of it would spill
     registers."""
+    if work.cached == work.multiplied:
+        return (64, 32)
     return (32,) if work.key_dim % 32 or work.value_dim % 32 else (32, 64)
+
+
+def _short_tile(work: Workload, target: Target) -> tuple[int, ...]:
+    """Fewer keys per step, as operands of WMMA take more registers."""
+    return (16,) if target.rdna and work.cached >= 1 and work.multiplied == 2 else ()
+
+
+def _wmma_registers(work: Workload, target: Target, config: Config) -> float:
+    """Registers per thread of a kernel that multiplies by WMMA, fitted to compiled kernels of 128 dims: LLVM loads the
+    fragments of the queries and of a whole tile of keys before it multiplies."""
+    dims = work.key_dim / 16 * target.fragment_registers
+    queries = max(config["rows"] / (16 * config["warps"]), 1) * dims
+    sums = config["rows"] * work.value_dim / (config["warps"] * target.warp_size)
+    return 9 * target.fragment_registers + queries + config["tile"] / 16 * (dims + 14) + sums
+
+
+def _spilled(work: Workload, target: Target, config: Config) -> float:
+    """The factor by which registers that are spilled on RDNA slow a kernel, a guess: 2 for 50 of them."""
+    if not target.rdna or work.multiplied != 2:
+        return 1.0
+    return 1 + max(0.0, _wmma_registers(work, target, config) - 250) / 50
 
 
 def _head_counts(group: int, most: int) -> list[int]:
@@ -196,7 +219,8 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
         exposed *= tile / 64  # one wait is for that many scores
     if _wide(work, target):  # while one block's warps compute softmax, another's keep the matrix units busy
         return (products + (0.6 * softmax + exposed) / blocks) / (used * tile) * (1 + crowded)
-    return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
+    slower = (1 + crowded) * _spilled(work, target, config)
+    return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * slower
 
 
 def _tile_seconds(tiling: Config | AttentionTiling, block_size: int) -> float:
@@ -224,6 +248,7 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
         _LATENCY / ((config["stages"] - 1) * blocks),
     )
     parts = -(-work.group // config["heads"])
+    seconds *= _spilled(work, target, config)
     return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles balance the load better
 
 

@@ -14,11 +14,13 @@ Config = dict[str, int]  # e.g. {"m": 64, "n": 128, "k": 64, "warps": 4, "stages
 
 @dataclass(frozen=True)
 class RefusedTiling:
-    """A tiling that was tried for a choice, and why the resulting kernel cannot be used."""
+    """A tiling that was tried for a choice, and why the resulting kernel is not used. spills: bytes per thread, if that
+    is all that is wrong with it; it is used if nothing else is left."""
 
     key: str
     config: Config
     reason: str
+    spills: int = 0
 
     def __str__(self) -> str:
         tiling = ", ".join(f"{name} {value}" for name, value in self.config.items())
@@ -38,7 +40,8 @@ class Tuner:
     taken: list[tuple[str, Config]] = field(default_factory=list)
 
     def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
-        """The config for `key`: the tuned one if it is among the candidates, else the one of least estimated cost.
+        """The config for `key`: the tuned one if it is among the candidates, else the one of least estimated cost, or,
+        if all were refused, the one that spills least.
 
         cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first. UsageError if no
         candidate can run, CodegenError if all that can run were refused.
@@ -55,6 +58,8 @@ class Tuner:
             return known
         best = min(candidates, key=cost, default=None)
         if best is None or cost(best) == float("inf"):
+            if spilling := [r for r in refused if r.spills]:
+                return min(spilling, key=lambda r: r.spills).config
             if refused:
                 raise CodegenError(
                     f"all {len(refused)} tilings of {key} that fit {self.target.name} are refused, the first because "

@@ -37,7 +37,7 @@ class DenseMode(ProductMode):
         if 0 < machine.level < 90 and p.codes:  # a warp computes 16 columns: with fewer, several would compute the same
             shapes = [(32, 4) if p.doubled else (32, 2), (64, 2), *shapes]
         elif machine.level < 90:
-            shapes = [(32, 4), *shapes]
+            shapes = [(32, 2), (32, 4), *shapes] if machine.target.rdna else [(32, 4), *shapes]
         elif p.codes and machine.level >= 100:  # the newest read their left operand from tensor memory, or run per warp
             shapes = [(32, 2), (64, 2), *([(128, 4)] if p.codes.whole else [])]
         elif p.codes:  # with fewer than 16 columns per warp, several would compute the same
@@ -56,6 +56,8 @@ class DenseMode(ProductMode):
         """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time; for
         codes of 4 bits each of x's four pieces is copied by itself. Codes of two fields are exempt: no other tiles fit
         registers."""
+        if machine.target.rdna:
+            return rows * n >= 256 * warps
         if p.codes is None or p.doubled or not 0 < machine.level < 90:
             return True
         return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
@@ -78,6 +80,8 @@ class DenseMode(ProductMode):
         if machine.hip and p.doubled and c["n"] > 64:
             return False
         limit = 64 if not p.doubled or (p.parts == 1 and not old) else 32
+        if machine.target.rdna:
+            limit = min(limit, 256 // machine.target.fragment_registers)
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
         most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
