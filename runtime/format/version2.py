@@ -23,7 +23,7 @@ def manifest_as_3(facts: dict[str, msgspec.Raw]) -> bytes:
 
 
 def _with_coded_types(embedding: msgspec.Raw) -> msgspec.Raw:
-    """EmbeddingFacts with `token_types` renamed to `coded_types`."""
+    """EmbeddingFacts with `coded_types`, which format 2 calls otherwise."""
     try:
         facts = msgspec.json.decode(embedding, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
