@@ -130,8 +130,8 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def changed_value(value: Any, chance: random.Random) -> Any:
-    """A copy of a JSON value with one to three changes: odd values, removed, repeated, renamed, nested or swapped
-    entries."""
+    """Change a JSON value, its containers in place, and return it: one to three entries become odd, are removed,
+    repeated, renamed, replaced by other entries, or nested deeply."""
     root = [value]
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         places = _places(root)

@@ -130,7 +130,7 @@ def _test(folder: Path, test: str, env: dict[str, str], said: Path) -> None:
         import pytest
 
         if torch := sys.modules.get("torch"):
-            torch.set_num_threads(torch.get_num_threads())  # the pool of a fork: two threads must not ask first
+            torch.set_num_threads(torch.get_num_threads())  # the fork's thread pool: made before two threads need it
         watch = Watch()
         code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", test], plugins=[watch])
         if watch.failed:
