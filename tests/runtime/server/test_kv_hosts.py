@@ -136,7 +136,7 @@ def test_what_does_not_arrive_is_not_taken_for_whole(state: str, tmp_path: Path)
         pair.now = 1000.0
     [failure] = pair.taker.finished()
     assert isinstance(failure, Failure) and not pair.taker.busy and not pair.agents[1].registered
-    assert pair.target.read_bytes()[:HEAD] == bytes(HEAD)  # the first part has no header
+    assert pair.target.read_bytes()[:HEAD] == bytes(HEAD)  # the first bytes are written last
     pair.agents[1].state = "DONE"
     assert pair.fetch(piece, 0, 20_000) is None and pair.taker.finished() == [Fetched(7)]
     assert pair.target.read_bytes() == pair.content
@@ -260,7 +260,7 @@ class Hosts:
 def hosts(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     root, found = tmp_path_factory.mktemp("hosts"), Hosts([], [])
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as environment:
-        if "ICC_REAL_NIXL" not in os.environ:  # NIXL itself moves the bytes if it is installed
+        if "ICC_REAL_NIXL" not in os.environ:  # with it, the real NIXL moves the bytes
             environment.setenv("ICC_FAKE_NIXL", "1")
         for number, (fault, nixl) in enumerate((("slow", True), ("slow", False), ("none", True))):
             found.folders.append(root / str(number))
