@@ -39,7 +39,7 @@ def test_a_run_counts_what_the_server_counts(served: Served, tmp_path: Path) -> 
         cost = 0.001 * load["seconds"] / load["output_tokens"] * 1e6
         assert load["cost_per_million_output_tokens"] == pytest.approx(cost)
     reported = sum(load["output_tokens"] for load in found["loads"])
-    assert served.metric("icc:generation_tokens_total") - tokens == reported + 4  # 2 + 2 to learn the tokenizer
+    assert served.metric("icc:generation_tokens_total") - tokens == reported + 4  # 2 + 2 learn the tokenizer
 
     page = (tmp_path / "out.html").read_text()
     assert page.count("<svg") in (2, 3) and page.count("<polyline") in (4, 6)  # none without times between tokens

@@ -60,7 +60,7 @@ def test_what_is_cached_is_not_computed() -> None:
 
 
 def mixed(chats: int = 40) -> list[Arrival]:
-    """Chats ten times per second, and a long prompt in each of the seconds 1 to 3."""
+    """`chats` chats, ten per second, and long prompts after 1, 2 and 3 s."""
     found = [Arrival(0.1 * number, 16, 60) for number in range(chats)]
     return sorted([*found, *(Arrival(float(at), 1500, 4) for at in range(1, 4))], key=lambda one: one.time)
 
@@ -74,7 +74,7 @@ CORE = StepTable(
 
 def p99s(fleet: Fleet, long: int, every: float, chats_per_s: float = 0.7) -> tuple[float, float]:
     """The 99th percentiles of chats in seconds: time between tokens, and time to the first token. long: how many
-    prompts of 4,000 tokens arrive at once, `every` seconds."""
+    prompts of 4,000 tokens arrive at once, after each `every` seconds."""
     source, traffic, at = random.Random(0), list[Arrival](), 0.0
     while at < 180:
         traffic.append(Arrival(at, 48, 96))
