@@ -45,7 +45,7 @@ def test_rows_are_sampled_by_these_arrays() -> None:
         "seed": [[9, 3], [0, 0]], "counter": [2, 0],
     }  # fmt: skip
     assert not any(array[0].any() or array[3:].any() for array in arrays.values())
-    assert GREEDY.temperature == 0 and len(SAMPLED) == len(Sampled.__struct_fields__) - 1  # the logits are not sampled
+    assert GREEDY.temperature == 0 and len(SAMPLED) == len(Sampled.__struct_fields__) - 1  # logits are no result
 
 
 def test_a_batch_is_packed_into_these_arrays() -> None:

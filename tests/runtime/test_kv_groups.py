@@ -71,7 +71,7 @@ def test_a_prefix_needs_only_the_end_of_it_in_a_window_group() -> None:
     s = two_groups(window=9)
     run(s, RequestSpec(1, tuple(range(40)), 1))
     full, window = s.kv.groups
-    assert len(full.cache) == 10 and len(window.cache) == 9  # the blocks behind the window stay until others need them
+    assert len(full.cache) == 10 and len(window.cache) == 9  # old blocks stay cached until others need them
     assert run(s, RequestSpec(2, (*range(38), 7, 7, 7), 1)) == 36
     for number in range(7):
         window.pool.discard(window.cache.find(key_of(window, number)) or 0)
@@ -103,7 +103,7 @@ def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
         assert s.num_swaps == saved
         out = step(s)  # no other request ran in between
         assert [len(upkeep.swap_outs) for upkeep in out.upkeep] == ([9, 2] if saved else [0, 0])
-        assert [len(upkeep.swap_ins) for upkeep in out.upkeep] == [1 if saved else 0] * 2  # the rest is in the cache
+        assert [len(upkeep.swap_ins) for upkeep in out.upkeep] == [1 if saved else 0] * 2  # others are cached still
         assert out.sequences[0].start == (before if saved else 32)
 
 
