@@ -139,7 +139,7 @@ def test_a_mixed_batch_is_each_alone_bit_for_bit(llm: LLM) -> None:
 
 
 def test_no_cached_block_crosses(llm: LLM) -> None:
-    """The same prompt with one adapter after another, in the same slots."""
+    """One prompt, run with one adapter after another in the same slots."""
     prompt = (IDS * 4)[:40]
     expected = {name: llm.generate([prompt], PARAMS, adapter=name)[0] for name in (None, *KINDS)}
     for name in ("plain", None, "rslora", "patterns", "plain", "rslora", None):
@@ -181,7 +181,7 @@ def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str]
 def test_an_alora_shares_the_bases_blocks_up_to_its_invocation(
     engine: Make, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In both directions, and with another aLoRA; blocks from the invocation on are its own. A block has 32 tokens."""
+    """Base and aLoRAs use each other's blocks before the invocation; later blocks are not shared. Blocks have 32 tokens."""
     first, second = (3, 4), (5, 6)
     beginning = [7 + i % 90 for i in range(45)]  # the invocation is in the second block
     options = {"r": 4, "target_modules": PROJECTIONS, "task_type": "CAUSAL_LM"}

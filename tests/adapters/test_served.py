@@ -110,7 +110,7 @@ def test_a_default_that_is_gone_is_none() -> None:
 
 
 def test_of_two_loads_of_one_name_at_once_one_is_refused() -> None:
-    """As if the second had come later; with `again`, it replaces the first in either case."""
+    """The second load is refused as if it came later; with `again`, it replaces the first in either case."""
 
     async def go() -> None:
         engine, adapters = await served()
@@ -125,7 +125,7 @@ def test_of_two_loads_of_one_name_at_once_one_is_refused() -> None:
 
 
 def test_one_that_is_unloaded_while_it_is_loaded_is_gone() -> None:
-    """Also if it is loaded in place of itself, or for the first time: the later request counts."""
+    """The later request counts, whether the adapter is replaced or loaded for the first time."""
 
     async def go() -> None:
         engine, adapters = await served("one")

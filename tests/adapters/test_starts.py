@@ -41,7 +41,7 @@ def configure(adapter: Path, **fields: Any) -> None:
 
 
 def test_logits_of_loftq(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """They are those of PEFT over a base that was rounded as above."""
+    """The logits are those of PEFT over a base that is rounded as LoftQ begins."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
     base = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
     before = adapted_logits(model("llama"), adapter, IDS)

@@ -64,7 +64,7 @@ CHANGES: tuple[Callable[[ModelProto, random.Random], None], ...] = (
 
 
 def as_change(change: Callable[[ModelProto, random.Random], None]) -> Change:
-    """The same change, for the bytes of a file."""
+    """Make a change of a model a change of a file's bytes."""
 
     def changed(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
         try:

@@ -90,7 +90,7 @@ def test_what_is_none() -> None:
 def test_a_finding_is_made_smaller_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a process of its own, as in `make fuzz`: also if the input kills the process."""
+    """A separate process tries the inputs, as in `make fuzz`, and may be killed by one."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "plain").write_bytes(b"a" * 200)
     monkeypatch.setattr(fuzz, "CORPUS", tmp_path)

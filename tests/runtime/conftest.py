@@ -120,7 +120,7 @@ def write_weights(file: Path, rule: int) -> None:
 
 
 def seal(root: Path, manifest: Manifest) -> None:
-    """Write engine.json for the files that are there, again if it exists."""
+    """Write or rewrite engine.json, with the digests of the files that are there."""
     files = {
         path.relative_to(root).as_posix(): FileEntry(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(root.rglob("*"))

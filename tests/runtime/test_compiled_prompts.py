@@ -71,7 +71,7 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @contextlib.contextmanager
 def without(engine: Path) -> Iterator[LLM]:
-    """The same engine, loaded without its compiled prompts."""
+    """Load the engine without its compiled prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptsOfEngine, "of", lambda engine: None)
         with icc.load(engine, threads=1) as llm:

@@ -49,7 +49,7 @@ def step(engine: Scheduler, token: int) -> None:
 
 @pytest.mark.parametrize("policies", [(KeepAll(),), (KeepAll(), Window(6)), (KeepAll(), Latest(4))], ids=str)
 def test_who_follows_knows_what_is_found(policies: tuple[object, ...]) -> None:
-    """With shared blocks, eviction and preemption, after every step."""
+    """Checked after every step, with shared blocks, eviction and preemption."""
     source, events, blocks = random.Random(1), KVEvents(), Blocks()
     engine = scheduler(14, *policies)
     engine.kv.record(events)

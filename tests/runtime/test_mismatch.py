@@ -116,7 +116,7 @@ def test_the_command_says_it_in_one_line_with_the_code(command: str, row: int, m
 
 
 def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make) -> None:
-    """Also of an engine from before the manifest stated the interface version: the library itself has it."""
+    """The library itself has the version, so that engines whose manifest does not state it yet are refused, too."""
     words = rf"any\.so has kernel interface version 1, this runtime needs {KERNEL_ABI['cpu']}"
     with pytest.raises(IccError, match=words) as caught:
         loading.load(make_engine(abi=1, kernel_abi=0))

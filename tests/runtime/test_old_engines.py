@@ -47,7 +47,7 @@ def asked(folder: Path) -> Any:
 @has_avx2
 @pytest.mark.parametrize(("name", "drafter"), [("llama", "medusa"), ("gemma2", "layer-skip")])
 def test_it_answers_as_it_did(written: Path, name: str, drafter: str) -> None:
-    """With the guesses of its draft heads or of its early exit, and without guesses."""
+    """The answers are checked with the guesses of its draft heads or its early exit, and without guesses."""
     facts, params = asked(written), SamplingParams(max_tokens=20, ignore_eos=True, temperature=2.0, seed=1)
     tokens, logits = facts["answers"][f"{name}.engine"]
     for spec in (None, "none"):

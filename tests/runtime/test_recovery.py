@@ -97,7 +97,7 @@ def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list
 @pytest.mark.parametrize("at", [0, 20, 33])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_step_that_fails_ends_only_whom_it_fails_on(make_llm: MakeLLM, count: int, at: int) -> None:
-    """In the first chunk of a prompt, in a later one, and during decoding."""
+    """The step fails in the first chunk of a prompt, in a later one, or during decoding."""
     llm = make_llm()
     faults: list[Exception] = []
     llm.loop.on_fault = faults.append

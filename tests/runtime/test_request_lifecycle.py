@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, VOCAB - 1))
     def fail_on(self, first: int) -> None:
-        """Requests with these first tokens fail; the culprit is found only while requests can run."""
+        """Let requests with one of two first tokens fail; culprits can be found only if other requests succeed."""
         self.failures = {first, (first + 1) % VOCAB}
 
     @rule()
@@ -335,7 +335,7 @@ class Life(RuleBasedStateMachine):
 
 
 class EmbeddingLife(Life):
-    """The same life cycle in an engine that embeds."""
+    """Life in an engine that embeds."""
 
     embeds = True
 

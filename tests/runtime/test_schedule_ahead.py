@@ -38,8 +38,8 @@ def h100_seconds(batch: ScheduledBatch) -> float:
 
 
 class ModelledDevice:
-    """Samples in the order of its stream, in modelled time. The host takes `HOST_S` per step, one half before the device
-    has the step and one half after its results are there. Every 101st token ends an answer.
+    """Samples in the order of its stream, in modelled time. The host takes `HOST_S` per step, half of it before the
+    device has the step and half after its results are there. Every 101st token ends an answer.
     """
 
     inputs, samples, vocab_size = (), True, 64

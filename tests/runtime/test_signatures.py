@@ -108,7 +108,7 @@ def test_a_signed_engine_is_verified_by_its_key_alone(form: str, engines: Path, 
 
 
 def test_a_signature_goes_along(engines: Path, key: SecretKey) -> None:
-    """From a directory into its one-file form and back; the manifest and the files do not change."""
+    """Packing and unpacking keep the signature; the manifest and the files do not change."""
     before = read_manifest(engines / "toy.icc")
     sign_engine(engines / "toy.engine", key)
     pack_engine(engines / "toy.engine", engines / "toy.icc", force=True)

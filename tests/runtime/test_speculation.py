@@ -51,7 +51,7 @@ def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[st
 
 
 def test_seeded_samples_are_those_of_plain_decoding(make_llm: MakeLLM) -> None:
-    """Also if the host must sample (penalties), with log-probabilities, min_tokens and several completions."""
+    """Some of the requests must be sampled on the host (penalties); log-probabilities, min_tokens, several completions."""
     params = [
         SamplingParams(max_tokens=12, temperature=5.0, seed=1, n=2),
         SamplingParams(max_tokens=12, temperature=3.0, seed=2, top_k=5, logprobs=2),
@@ -126,7 +126,7 @@ class Owner:
 
 @pytest.mark.parametrize("blocks", [200, 12])
 def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
-    """The same model guesses everything right, also with little memory; another model changes no tokens."""
+    """A draft engine of the same model guesses everything right, even with little memory; another changes no tokens."""
     params = [replace(one, ignore_eos=True) for one in PARAMS]
     plain = make_llm().generate(PROMPTS, params)
     for rule, least in ((context_hash, 50 if blocks == 200 else 5), (counting, 0)):

@@ -52,7 +52,7 @@ def test_the_runtime_keeps_to_what_a_system_has(
 
 
 def test_an_engine_for_linux_says_so_elsewhere(make_engine: Callable[..., Path]) -> None:
-    """In one line that says what to do, and without a traceback."""
+    """The refusal is one line with a hint, without a traceback."""
     command = [sys.executable, str(SCRIPT), "darwin", str(make_engine(libraries=LIBRARIES[:3])), "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == MissingIsaError.exit_code, done.stderr

@@ -97,7 +97,7 @@ def test_the_published_layout_with_heads_of_their_own_on_own_text(options: Train
 def test_an_eagle_drafter_learns_the_text_and_compiles(
     options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also as a chain: each pass of training reads the outputs of the previous pass."""
+    """The drafter also learns to chain guesses: each pass of training reads the outputs of the previous pass."""
     monkeypatch.setattr(trainer, "SAVE_STEPS", 7)
     chosen = replace(options, kind="eagle3", heads=3, rate=0.005, output=tmp_path / "drafter")
     with pytest.raises(KeyboardInterrupt):

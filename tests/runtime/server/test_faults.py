@@ -200,7 +200,7 @@ def test_one_bad_request_fails_alone_at_every_stage(start_faulty: StartServer) -
 
 
 def test_many_bad_requests_at_once_fail_alone(start_faulty: StartServer) -> None:
-    """Also if most of the running requests fail."""
+    """Most of the running requests fail; the others are answered."""
     server = start_faulty("stages")
     pid = server.engine_pid
     prompts = ("0", "L", "K", "xM", "L", "5", "O", "S")

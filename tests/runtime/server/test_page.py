@@ -190,7 +190,7 @@ def test_what_a_model_writes_stays_text(browser: Browser) -> None:
 
 
 def test_tools_are_pasted_called_and_given_results(browser: Browser, served: Served) -> None:
-    """By the server's own grammar: calls are required, and the only argument has one possible value."""
+    """The server's grammar forces the calls: they are required, and the only argument has one possible value."""
     browser.fill("#tools", '[{"name": "weather", "parameters": []}]')
     assert "JSON Schema" in browser.value("document.getElementById('tools-problem').textContent")
     ask(browser, "a")

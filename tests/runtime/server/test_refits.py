@@ -110,7 +110,7 @@ def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
 
 
 def test_another_engine_under_load(engines: list[Path], tmp_path: Path, tiny: Any) -> None:
-    """By its name, and by SIGHUP after a symbolic link was changed; with two replicas, and no stream is dropped."""
+    """The change is made by name, and by SIGHUP after a symbolic link changed; two replicas drop no stream."""
     for number in (0, 1):
         shutil.copytree(engines[number], tmp_path / f"{number}.engine")
     small = {"target": "native", "quant": "rtn4", **LIMITS}

@@ -38,7 +38,7 @@ PERSON = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_json_follows_its_schema(served: Served, seed: int) -> None:
-    """Whatever stop strings and stop tokens the client sends."""
+    """Stop strings and stop tokens of the client do not end it early."""
     stops = {"stop": ["a", "1"], "stop_token_ids": [ord('"')]} if seed % 2 else {}
     value = json.loads(constrained(served, schema(PERSON), temperature=30, seed=seed, **stops))
     assert set(value) == {"name", "age", "kind", "tags"} and len(value["name"]) <= 6
