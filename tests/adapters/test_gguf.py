@@ -102,7 +102,7 @@ def test_q8_0_and_an_invocation(engine: Make, model: Callable[[str], Path], tmp_
 
 
 def test_over_a_gguf_model(tmp_path: Path, model: Callable[[str], Path], engine: Make, tiny: Any) -> None:
-    """The same adapter file over a model that is a GGUF file too, merged and at run time: the numbers are those over
+    """The model is a GGUF file, too: merged and at run time, the adapter file gives the same numbers as over
     the checkpoint."""
     from gguf_models import write_model
     from transformers import AutoModelForCausalLM

@@ -181,7 +181,8 @@ def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str]
 def test_an_alora_shares_the_bases_blocks_up_to_its_invocation(
     engine: Make, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Base and aLoRAs use each other's blocks before the invocation; later blocks are not shared. Blocks have 32 tokens."""
+    """The base and aLoRAs share blocks before the invocation, in both directions; later blocks are not shared. A block
+    has 32 tokens."""
     first, second = (3, 4), (5, 6)
     beginning = [7 + i % 90 for i in range(45)]  # the invocation is in the second block
     options = {"r": 4, "target_modules": PROJECTIONS, "task_type": "CAUSAL_LM"}

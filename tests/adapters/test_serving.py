@@ -184,7 +184,7 @@ def test_the_gauge_that_routers_read(server: tuple[Ask, psutil.Process]) -> None
     end, labels, value = time.monotonic() + 20, dict[str, str](), "0"
     while "one" not in labels.get("running_lora_adapters", "").split(",") or labels["waiting_lora_adapters"]:
         assert time.monotonic() < end, labels
-        complete(ask, model="base")  # it is told of with a step, a few times per second
+        complete(ask, model="base")  # statistics come with steps, a few times per second
         time.sleep(0.1)
         if found := re.search(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", ask("/metrics", text=True), re.M):
             labels, value = dict(re.findall(r'(\w+)="([^"]*)"', found[1])), found[2]

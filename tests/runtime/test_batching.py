@@ -43,7 +43,7 @@ REQUESTS = [
     for due, tokens in [(0.0, 2), (0.0, 6), (1.0, 2), (4.0, 2), (20.0, 1)]
 ]  # fmt: skip
 STARTS = {
-    "static": [0.0, 0.0, 6.0, 6.0, 20.0],  # pairs, until the longer has ended; the last is alone, as nothing more comes
+    "static": [0.0, 0.0, 6.0, 6.0, 20.0],  # pairs, until the longer one ends; the last one runs alone
     "dynamic": [0.0, 0.0, 6.0, 6.0, 20.0],
     "continuous": [0.0, 0.0, 2.0, 4.0, 20.0],  # as soon as a place is free
 }

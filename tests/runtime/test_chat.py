@@ -149,7 +149,7 @@ def test_one_of_several_templates_is_chosen_as_transformers_does(llm: LLM) -> No
     named = {"tool_use": "T{{ messages[0].content }}{{ tools | length }}", "rag": "R{{ documents[0].text }}"}
     several = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("D", {}, named))
     assert several.render(HELLO) == "D"
-    assert several.render(HELLO, tools=[{"type": "function"}]) == "D"  # told in words: how T has calls cannot be read
+    assert several.render(HELLO, tools=[{"type": "function"}]) == "D"  # icc cannot read T's calls
     assert several.render(HELLO, chat_template="rag", documents=[{"text": "x"}]) == "Rx"
     assert several.render(HELLO, tools=[{"type": "function"}], chat_template="default") == "D"
     with pytest.raises(RequestError, match="it has default, tool_use, rag"):

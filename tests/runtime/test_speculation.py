@@ -51,7 +51,7 @@ def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[st
 
 
 def test_seeded_samples_are_those_of_plain_decoding(make_llm: MakeLLM) -> None:
-    """Some of the requests must be sampled on the host (penalties); log-probabilities, min_tokens, several completions."""
+    """One request must be sampled on the host (penalties); others have log-probabilities or several completions."""
     params = [
         SamplingParams(max_tokens=12, temperature=5.0, seed=1, n=2),
         SamplingParams(max_tokens=12, temperature=3.0, seed=2, top_k=5, logprobs=2),

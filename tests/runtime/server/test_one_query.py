@@ -110,7 +110,7 @@ def test_a_conversation_becomes_one_query(sides: Sides, case: int) -> None:
     [submit] = job.submits
     assert list(submit.prompt) == list(query.token_ids)
     wanted = {name: getattr(query.params, name) for name in SamplingParams.__slots__}
-    wanted |= {"json_schema": None, "regex": None, "grammar": None}  # which the server has as a grammar only
+    wanted |= {"json_schema": None, "regex": None, "grammar": None}  # the server lowers them to a grammar
     assert {name: getattr(submit.params, name) for name in SamplingParams.__slots__} == wanted
     assert submit.grammar == (lowered(query.grammar) if query.grammar else "")
     assert (job.read is None) == (query.read is None)

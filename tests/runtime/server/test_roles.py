@@ -185,7 +185,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
     before = of_replica(server, "prompt_tokens_total")[0]
     for thread in asking:
         thread.start()
-    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)  # it has one of them at least
+    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)  # at least one is there
     os.kill(server.engine_pids[victim], signal.SIGKILL)
     for thread in asking:
         thread.join()

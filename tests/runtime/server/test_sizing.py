@@ -54,7 +54,7 @@ def test_a_request_alone_takes_its_steps() -> None:
 def test_what_is_cached_is_not_computed() -> None:
     traffic = [Arrival(at, 512, 1, "system", 480) for at in (0.0, 5.0, 10.0)]
     firsts = [served.first for served in simulate(TABLE, traffic, Fleet(2))]
-    assert firsts[0] == pytest.approx(0.52) and firsts[1] == firsts[2] == pytest.approx(0.036)  # and routed there
+    assert firsts[0] == pytest.approx(0.52) and firsts[1] == firsts[2] == pytest.approx(0.036)  # and sent there
     apart = [msgspec.structs.replace(one, prefix=str(number)) for number, one in enumerate(traffic)]
     assert [served.first for served in simulate(TABLE, apart, Fleet(2))] == pytest.approx([0.52] * 3)
 
