@@ -98,8 +98,8 @@ def test_values_that_overflow_are_their_own_request_s(
     model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Finite values whose products are not finite: a request with the adapter gets an error, others in the same steps
-    get their answers."""
+    """Finite values whose products are not finite spoil requests with the adapter only; others in the same steps get
+    their answers."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj"])
     tensors(lambda found: [value.fill_(1e38) for value in found.values()])(adapter)
     configured(lora_alpha=4)(adapter)

@@ -154,7 +154,7 @@ def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[flo
 
 
 def test_a_prompt_is_kept_for_its_adapter(server: tuple[Ask, psutil.Process]) -> None:
-    """`prompt_cache_retention` keeps blocks that were computed with one adapter, and no others."""
+    """`prompt_cache_retention` keeps a prompt separately for each adapter and for the base."""
     ask, _ = server
     asked = {"prompt": [7 + n % 90 for n in range(60)], "max_tokens": 1, "prompt_cache_retention": "24h"}
 
