@@ -1,4 +1,4 @@
-"""Engines with room for adapters, each compiled once."""
+"""Engines with adapter slots, each compiled once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of PEFT as llama.cpp's convert_lora_to_gguf.py writes them, for a few architectures."""
+"""Writes PEFT adapters as llama.cpp's convert_lora_to_gguf.py does, for a few architectures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAMES = {
 
 
 def permuted(value: np.ndarray, heads: int) -> np.ndarray:
-    """As LlamaModel.permute of llama.cpp's conversion."""
+    """The rows of q or k in llama.cpp's order, as LlamaModel.permute of its conversion computes them."""
     return value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
 
 def write_adapter(
     path: Path, arch: str, alpha: float, tensors: dict[str, np.ndarray], kind: str = "F32", **said: Any
 ) -> Path:
-    """A file with these tensors. said: metadata instead of the usual."""
+    """Write a GGUF file with these tensors. said: metadata that replaces the defaults."""
     writer = gguf.GGUFWriter(path, said.pop("architecture", arch))
     writer.add_type(said.pop("type", "adapter"))
     writer.add_string("adapter.type", said.pop("adapter_type", "lora"))
@@ -48,7 +48,7 @@ def write_adapter(
 
 
 def convert(adapter: Path, model: Path, path: Path, arch: str, kind: str = "F32", **said: Any) -> Path:
-    """An adapter of PEFT's as a GGUF file."""
+    """Convert a PEFT adapter to a GGUF file."""
     config = json.loads((model / "config.json").read_text())
     options = json.loads((adapter / "adapter_config.json").read_text())
     tensors: dict[str, np.ndarray] = {}
@@ -76,8 +76,8 @@ def convert(adapter: Path, model: Path, path: Path, arch: str, kind: str = "F32"
 
 
 def convert_experts(adapter: Path, path: Path, arch: str, experts: int, left_out: str = "") -> Path:
-    """One of experts (`target_parameters` gate_up_proj and down_proj), whose gate and up are two tensors;
-    left_out: one that is not written."""
+    """Convert an adapter of experts (`target_parameters` gate_up_proj and down_proj); gate and up become two tensors.
+    left_out: the one of gate, up and down that is not written, "" for none."""
     options = json.loads((adapter / "adapter_config.json").read_text())
     given, rank = load_file(adapter / "adapter_model.safetensors"), options["r"]
     tensors: dict[str, np.ndarray] = {}
@@ -88,7 +88,7 @@ def convert_experts(adapter: Path, path: Path, arch: str, experts: int, left_out
         assert layer
         first = a.reshape(experts, rank, a.shape[1])
         second = b.reshape(b.shape[0], rank, experts).transpose(2, 0, 1)
-        # gate_up_proj, which is made first, lies inside
+        # the adapter of gate_up_proj, which PEFT wraps first, is the inner one
         gate_up = dict(zip(("gate", "up"), np.split(second, 2, axis=1), strict=True)) if ".base_layer." in key else {}
         for part, own in (gate_up or {"down": second}).items():
             if part == left_out:

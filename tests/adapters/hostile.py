@@ -1,4 +1,4 @@
-"""Adapters that are damaged, or that somebody made to do harm: each changes a good one in a directory."""
+"""Damaged and malicious adapters: each function here changes a good adapter in a directory."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Damage = Callable[[Path], object]
 
 
 def configured(**fields: Any) -> Damage:
-    """With these fields in its configuration."""
+    """Change these fields of its configuration."""
     return lambda folder: text(folder, {**json.loads((folder / CONFIG).read_text()), **fields})
 
 
 def text(folder: Path, config: Any) -> None:
-    """Write a configuration, given as it is or as what it is of."""
+    """Write a configuration, given as text or as a JSON value."""
     (folder / CONFIG).write_text(config if isinstance(config, str) else json.dumps(config))
 
 
 def said(config: Any) -> Damage:
-    """With this configuration."""
+    """Replace its configuration by this one."""
     return lambda folder: text(folder, config)
 
 
 def with_number(name: str, digits: str) -> Damage:
-    """With a number that Python would write in another way, or not at all."""
+    """Write a number that Python would write differently, or not at all, into its configuration."""
 
     def damage(folder: Path) -> None:
         fields = {**json.loads((folder / CONFIG).read_text()), name: "HERE"}
@@ -43,7 +43,7 @@ def with_number(name: str, digits: str) -> Damage:
 
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
-    """With other tensors."""
+    """Change its tensors."""
 
     def damage(folder: Path) -> None:
         found = load_file(folder / WEIGHTS)
@@ -54,12 +54,12 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
 
 
 def raw(data: bytes) -> Damage:
-    """With these bytes for its tensors."""
+    """Replace its file of tensors by these bytes."""
     return lambda folder: (folder / WEIGHTS).write_bytes(data)
 
 
 def empty_tensors(count: int) -> Damage:
-    """With so many tensors without values."""
+    """Replace its tensors by `count` tensors without values."""
 
     def damage(folder: Path) -> None:
         entry = json.dumps({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})
@@ -70,7 +70,7 @@ def empty_tensors(count: int) -> Damage:
 
 
 def placed(*entries: tuple[str, int, int], nbytes: int = 64) -> Damage:
-    """With tensors of float32 by name, first and last byte, as JSON has them, in so many bytes."""
+    """Replace its tensors by float32 tensors of these names, first bytes and end bytes, over `nbytes` bytes of data."""
     parts = [
         json.dumps(name) + ":" + json.dumps({"dtype": "F32", "shape": [(end - at) // 4], "data_offsets": [at, end]})
         for name, at, end in entries
@@ -80,25 +80,25 @@ def placed(*entries: tuple[str, int, int], nbytes: int = 64) -> Damage:
 
 
 def with_long_header(folder: Path) -> None:
-    """With a header of 100 MB, which are there."""
+    """Give its file of tensors a header of 100 MB, all of which is in the file."""
     raw((100 << 20).to_bytes(8, "little"))(folder)
     os.truncate(folder / WEIGHTS, (100 << 20) + 8)
 
 
 def in_parts(folder: Path) -> None:
-    """As transformers divides large files."""
+    """Split its tensors into parts, as transformers does with large files."""
     (folder / WEIGHTS).rename(folder / "adapter_model-00001-of-00002.safetensors")
     (folder / f"{WEIGHTS}.index.json").write_text("{}")
 
 
 def pickled(folder: Path) -> None:
-    """With a pickle in place of its tensors."""
+    """Replace its tensors by a pickle."""
     (folder / WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/pickled'\ntR.")
 
 
 def linked(name: str, target: str) -> Damage:
-    """With a link in place of a file."""
+    """Replace a file by a symbolic link."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink()
@@ -108,7 +108,7 @@ def linked(name: str, target: str) -> Damage:
 
 
 def piped(name: str) -> Damage:
-    """With a pipe that nobody writes to."""
+    """Replace a file by a pipe that nobody writes to."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink()
@@ -118,12 +118,12 @@ def piped(name: str) -> Damage:
 
 
 def cut(folder: Path) -> None:
-    """Without its last bytes."""
+    """Cut off the last bytes of its tensors."""
     os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 100)
 
 
 def emptied(folder: Path) -> None:
-    """With a directory in place of its tensors."""
+    """Replace its file of tensors by a directory."""
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).mkdir()
 

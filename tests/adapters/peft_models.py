@@ -17,7 +17,8 @@ from icc.passes.manager import run_passes
 def save_adapter(
     model: Path, folder: Path, seed: int = 0, size: float = 0.05, vocabulary: int = 0, **config: Any
 ) -> Path:
-    """A random adapter of a checkpoint, in a directory. vocabulary: what that was resized to first, 0 for not."""
+    """Save a random adapter of a checkpoint to a directory. vocabulary: the size to which the model's vocabulary is
+    resized first, 0: not resized."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -39,7 +40,7 @@ def save_adapter(
 
 
 def adapted_logits(model: Path, adapter: Path, ids: list[int], vocabulary: int = 0) -> torch.Tensor:
-    """What transformers and peft compute with an adapter, float32 [len(ids), vocabulary]."""
+    """The logits of transformers and peft with an adapter, float32 [len(ids), vocabulary]."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -52,12 +53,13 @@ def adapted_logits(model: Path, adapter: Path, ids: list[int], vocabulary: int =
 
 
 def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """The largest difference, relative to the largest that is expected."""
+    """The largest absolute difference, as a share of the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
 def save_dequantized(model: Path, folder: Path, quant: str) -> Path:
-    """A checkpoint with the values that a quantization without calibration, which leaves the head alone, has for it."""
+    """Save a checkpoint whose weights, except the head, are rounded as a quantization without calibration rounds
+    them."""
     from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 

@@ -1,4 +1,4 @@
-"""Rows of packed weights, read at run time, are those that the back ends packed."""
+"""Rows of packed weights that are read at run time equal the rows that the back ends packed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_what_is_not_read() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_of_which_ranks_have_parts(axis: int) -> None:
-    """Each rank has two ranges of rows or columns, behind three rows of another weight; they share one."""
+    """Each rank has its own ranges of rows or columns, and shares one with the other rank if columns are cut. Three
+    rows of another weight come before them."""
     whole = np.arange(12 * 8, dtype=np.float32).reshape(12, 8)
     cuts = [[(0, 2), (4, 6)], [(4, 6), (6, 8)]] if axis else [[(0, 3), (6, 9)], [(3, 6), (9, 12)]]
     if axis:
@@ -57,7 +58,7 @@ def test_rows_of_which_ranks_have_parts(axis: int) -> None:
     views = [{"w": part.reshape(-1).view(np.uint8)} for part in parts]
     entries = {"w": WeightEntry("f32", list(parts[0].shape), parts[0].nbytes)}
     site = AdapterSite("p", 12, 8, "a", "b", base="w", base_row=3, base_axis=axis, base_cuts=cuts)
-    nothing: dict[str, np.ndarray] = {}  # of a rank of another stage
+    nothing: dict[str, np.ndarray] = {}  # a rank of another stage, which has no such weight
     base = BaseWeights(entries, nothing.__getitem__, [views[0].__getitem__, nothing.__getitem__, views[1].__getitem__])
     for first, count in ((0, 12), (2, 5), (7, 1), (8, 4)):
         assert np.array_equal(base.of_site(site, first, count), whole[first : first + count])

@@ -1,4 +1,4 @@
-"""An adapter that names another base than the model that it is used with: told in one line, and used."""
+"""An adapter that names another base than the model it is used with: one warning, and it is used."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_it_is_told_where_it_is_used(
     engine: Callable[..., Path], model: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At run time as a warning of the log, of either form of file; when it is merged, as one of the compile's."""
+    """At run time the log has the warning, for both file formats; when the adapter is merged, the compile reports
+    it."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj"])
     line = "was trained for org/other, this is model: its shapes fit, its answers may not"
     file = convert(adapter, model("llama"), tmp_path / "a.gguf", "llama", **{"general.base_model.0.name": "org/other"})

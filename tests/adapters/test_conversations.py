@@ -37,7 +37,7 @@ def adapter(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def opened(engine: Callable[..., Path]) -> Callable[[], LLM]:
-    """Opens an engine with room for adapters, which has a tokenizer and a template."""
+    """Opens an engine with adapter slots, a tokenizer and a chat template."""
 
     def make() -> LLM:
         bare, tokenizer = icc.load(engine("llama", adapters="2x16")), Tokenizer(BYTES.to_str().encode())
@@ -47,7 +47,7 @@ def opened(engine: Callable[..., Path]) -> Callable[[], LLM]:
 
 
 def test_a_conversation(opened: Callable[[], LLM], adapter: Path) -> None:
-    """Its first answer waits until the adapter has arrived."""
+    """The first answer waits until the adapter is loaded."""
     settings = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
     def ask(llm: LLM) -> str:

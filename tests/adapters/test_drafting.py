@@ -1,4 +1,4 @@
-"""Adapters beside drafters: guesses are the base's, and the rows of each request's adapter verify them."""
+"""Adapters with drafters: the base model makes the guesses, and each request's adapter verifies them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def answers(llm: LLM, adapters: dict[str, Path]) -> list[list[int]]:
     for name, path in adapters.items():
         llm.load_adapter(name, path)
     if llm.loop.speculator is not None:
-        llm.loop.speculator.adaptive = False  # guess at every step, whether or not it pays
+        llm.loop.speculator.adaptive = False  # guess at every step, even if it does not pay
     return [list(one.token_ids) for one in llm.generate(PROMPTS, PARAMS, adapter=NAMES)]
 
 
@@ -74,7 +74,7 @@ def test_a_second_engine_and_the_first_layers_guess(
 
 
 def test_heads_guess(engine: Make, adapters: dict[str, Path], heads: Path, plain: list[list[int]]) -> None:
-    """A tree of 5 guesses at every step, whose heads were not trained."""
+    """A tree of 5 guesses at every step, from untrained heads."""
     tree = tree_of([[0.5] * 8] * 2, 16, lambda batch, guesses: 1.0, 5)
     with icc.load(engine("llama", adapters="2x16", **_medusa(heads)), spec="none") as llm:
         speculation = Speculation("medusa", 2, 8, [[0.5] * 8] * 2, [tree], 0.0)
@@ -84,12 +84,12 @@ def test_heads_guess(engine: Make, adapters: dict[str, Path], heads: Path, plain
 
 
 def _medusa(heads: Path) -> dict[str, Any]:
-    """Options of a compile; its steps are shorter than the context behind which it would time them."""
+    """Compile options. Steps are shorter than the context from which on the compile would time them."""
     return {"spec": f"medusa:{heads}", "max_step_tokens": 48}
 
 
 def test_trees_are_verified_by_the_adapter(engine: Make, adapters: dict[str, Path], plain: list[list[int]]) -> None:
-    """Guesses with branches, of which most are right."""
+    """Trees with branches; most of the guesses are right."""
     truth = {(tuple(prompt), name): found for prompt, name, found in zip(PROMPTS, NAMES, plain, strict=True)}
     assert len({tuple(found) for found in truth.values()}) == len(truth)
     right = {prompt: truth[prompt, name] for prompt, name in truth if PROMPTS.count(list(prompt)) == 1}
@@ -103,8 +103,8 @@ def test_trees_are_verified_by_the_adapter(engine: Make, adapters: dict[str, Pat
 def test_heads_read_what_the_step_with_adapters_left(
     engine: Make, adapters: dict[str, Path], heads: Path, model: Callable[[str], Path]
 ) -> None:
-    """They choose what those of an engine choose into which the adapter was merged; behind a step without adapters,
-    what they choose without any."""
+    """The heads choose the same tokens as in an engine with the adapter merged into it; after a step without adapters,
+    the same as in an engine without any."""
     chosen: list[list[np.ndarray]] = []
     for options, names in (({"adapters": "2x16"}, ["one", None]), ({"lora": adapters["one"]}, [None]), ({}, [None])):
         with icc.load(engine("llama", **options, **_medusa(heads)), spec="none") as llm:

@@ -1,4 +1,4 @@
-"""Adapters that change experts one by one, over models whose experts are one weight today."""
+"""Adapters that change single experts, for models whose experts are now one fused weight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ STYLES = {
 
 
 def one_by_one(adapter: Path, folder: Path, style: str, kept: Callable[[int], bool] = lambda expert: True) -> Path:
-    """An adapter of fused experts, as older versions of peft and transformers had it; of some experts."""
+    """Rewrite an adapter of fused experts as older versions of peft and transformers stored it. kept: whether an
+    expert's tensors are written."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     module, (gate, up, down) = STYLES[style]
     given, rank, found = load_file(adapter / "adapter_model.safetensors"), config["r"], {}
@@ -80,7 +81,7 @@ def test_merged_and_at_run_time(
 
 
 def test_some_experts(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Others are left alone: as if their B were zeros."""
+    """The other experts do not change: as if their B were zeros."""
     path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=[], target_parameters=EXPERTS, r=4)
     some = one_by_one(path, tmp_path / "some", "qwen3_moe", lambda expert: expert % 2 == 1)
     tensors = load_file(path / "adapter_model.safetensors")
@@ -99,7 +100,7 @@ def test_what_does_not_fit(model: Callable[[str], Path], engine: Callable[..., P
     alone = one_by_one(path, tmp_path / "alone", "mixtral")
     with icc.load(engine("mixtral", adapters="2x16:experts.*")) as llm:
         with pytest.raises(RequestError, match="its rank is 24, the engine has room for 16"):
-            llm.load_adapter("alone", alone)  # gate's ranks and up's lie side by side
+            llm.load_adapter("alone", alone)  # the ranks of gate and up add up
     tensors = load_file(alone / "adapter_model.safetensors")
     wrong = {name.replace("experts.0.", "experts.99."): value for name, value in tensors.items()}
     save_file(wrong, alone / "adapter_model.safetensors")
@@ -108,7 +109,8 @@ def test_what_does_not_fit(model: Callable[[str], Path], engine: Callable[..., P
 
 
 def test_experts_that_are_no_plain_products_stay_as_they_are() -> None:
-    """With magnitudes (DoRA), or of a rank that would take all memory for the others: they are refused by name."""
+    """Changes with magnitudes (DoRA), or of a rank that would take all memory for the other experts, are not combined
+    and are later refused by name."""
     name, shapes = "model.layers.0.mlp.experts.0.down_proj.weight", {"model.layers.0.mlp.experts.down_proj": (4, 6, 8)}
     for rank, magnitude, is_kept in ((2, None, False), (2, np.ones(6, np.float32), True), (9, None, True)):
         low = LowRank(np.ones((rank, 8), np.float32), np.ones((6, rank), np.float32), 1.0)
@@ -126,8 +128,8 @@ FOUND: dict[str, tuple[Any, list[str]]] = {
 def test_experts_that_peft_has_found_itself(
     asked: str, model: Callable[[str], Path], engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Asked for gate_proj, up_proj and down_proj, or for all, peft targets the parameters that hold them, without their
-    modules, and the router's with it."""
+    """If gate_proj, up_proj and down_proj or all layers are asked for, peft targets the parameters that hold them,
+    instead of modules; for all layers also the router's."""
     targets, found = FOUND[asked]
     path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=targets, r=4)
     config = json.loads((path / "adapter_config.json").read_text())
@@ -137,7 +139,7 @@ def test_experts_that_peft_has_found_itself(
     merge_adapter(graph, read_adapter(path))
     assert difference(expected, interpret(graph, IDS)) < 2e-5
     with icc.load(engine("qwen3_moe", adapters="2x16:q_proj,v_proj,experts.*")) as llm:
-        if asked == "all":  # routers are no products that rows of different adapters could have
+        if asked == "all":  # routers have no products to which each row could apply another adapter
             with pytest.raises(RequestError, match="no room for adapters there"):
                 llm.load_adapter("a", path)
             return

@@ -1,4 +1,4 @@
-"""What an adapter is beside a weight whose rows and columns have factors, as calibrated quantization leaves them."""
+"""The values of an adapter for a weight whose rows and columns are scaled, as calibrated quantization leaves it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SITE = AdapterSite("w", N, K, "a", "b", columns="columns", rows="rows", bias="bi
 
 
 def engine(above: int = 3) -> BaseWeights:
-    """Its own weight lies below others, as merged ones do."""
+    """The base weights of an engine. The weight of this layer lies below `above` rows of others, as in a merged
+    weight."""
     stored = {
         "base": np.concatenate([np.ones((above, K), np.float32), W * ROWS[:, None] * COLUMNS]),
         "columns": COLUMNS, "rows": ROWS, "own": OWN * ROWS,
@@ -44,7 +45,7 @@ def adapter(change: Change) -> Adapter:
 
 
 def gives(change: Change, scale: float = 1.0) -> np.ndarray:
-    """What the layer of the engine gives, without the factors of its rows."""
+    """The output of the engine's layer with this change, divided by its row factors."""
     [(_, found)] = applied(plan(), adapter(change), engine(), scale)
     x = X / COLUMNS
     y = x @ (W * ROWS[:, None] * COLUMNS).T + OWN * ROWS
@@ -56,7 +57,7 @@ def gives(change: Change, scale: float = 1.0) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_magnitudes(scale: float) -> None:
-    """The layer's own bias is no part of what is scaled."""
+    """The layer's own bias is not scaled by the magnitudes."""
     changed = W + 0.7 * scale * B @ A
     expected = X @ (changed * (M / np.linalg.norm(changed, axis=1))[:, None]).T + OWN
     found = gives(Change(low_rank=LowRank(A, B, 0.7), magnitude=M), scale)
@@ -80,7 +81,7 @@ def test_rows() -> None:
 
 
 def test_a_whole_matrix_is_the_rows_that_differ() -> None:
-    """Of an embedding or a head, so many as there is room for."""
+    """A whole embedding or head is stored as the rows that differ, as many as the adapter's rank allows."""
     site = AdapterSite("w", N, K, "a", "b", columns="columns", base="base", base_row=0)
     stored = {"base": W * COLUMNS, "columns": COLUMNS}
     entries = {name: WeightEntry("f32", list(value.shape), value.nbytes) for name, value in stored.items()}
@@ -123,7 +124,7 @@ def test_rows_of_a_tied_table_are_the_heads_too() -> None:
     ("change", "hint"),
     [
         (Change(whole=W + 1), f" (--lora), or compile with room for rank {N}, which is one for each of its rows"),
-        (Change(whole=np.ones((300, K), np.float32)), " (--lora)"),  # more rows than any engine has ranks
+        (Change(whole=np.ones((300, K), np.float32)), " (--lora)"),  # more rows than any engine's rank
         (Change(low_rank=LowRank(A, B, 1.0), start=Start("olora")), " (--lora)"),
         (Change(low_rank=LowRank(np.ones((17, K), np.float32), np.ones((N, 17), np.float32), 1.0)),
          " (--lora), or compile with the room that it needs"),

@@ -1,4 +1,5 @@
-"""Adapters of llama.cpp: merged and at run time, the numbers of transformers and peft for what they were made of."""
+"""Adapters of llama.cpp, merged and at run time: the numbers of transformers and peft for the adapters that they were
+converted from."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_merged_experts(model: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_of_halves_one_may_stay_as_it_is(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Up of experts alone: as if B of gate were zeros."""
+    """An adapter of experts may lack the gate: the result is as if the gate's B were zeros."""
     path = save_adapter(model("qwen3_moe"), tmp_path / "adapter", target_modules=[], target_parameters=EXPERTS, r=4)
     experts = open_source(model("qwen3_moe")).config.num_experts
     file = convert_experts(path, tmp_path / "adapter.gguf", "qwen3moe", experts, left_out="gate")
@@ -101,7 +102,8 @@ def test_q8_0_and_an_invocation(engine: Make, model: Callable[[str], Path], tmp_
 
 
 def test_over_a_gguf_model(tmp_path: Path, model: Callable[[str], Path], engine: Make, tiny: Any) -> None:
-    """The same file, merged and at run time, where the model comes as a GGUF file, too: as over the checkpoint."""
+    """The model is a GGUF file, too: merged and at run time, the adapter file gives the same numbers as over
+    the checkpoint."""
     from gguf_models import write_model
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Adapters that are damaged or hostile end in one line, wherever they are given, and nothing else is harmed."""
+"""Damaged or malicious adapters are refused in one line, wherever they are given, and harm nothing else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from icc.runtime.errors import AdapterError, IccError
 from peft_models import save_adapter
 from test_serving import IDS, expected, folder, path, server  # noqa: F401 -- fixtures
 
-# the others end before there is a graph
+# the refusals of all other adapters come before there is a graph
 COMPILED = ("a list", "a device", "a layer that is not there", "another width")
 
 
 @pytest.fixture(scope="module")
 def damaged(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every adapter of ADAPTERS."""
+    """The directories of all ADAPTERS, by their names."""
     root = tmp_path_factory.mktemp("hostile")
     good = save_adapter(model("llama"), root / "good", r=4, target_modules=["q_proj"])
     found: dict[str, Path] = {}
@@ -36,7 +36,8 @@ def damaged(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 
 def is_one_line(case: str, told: str) -> bool:
-    """Whether it says what is wrong with the adapter, and nothing of another file of the machine."""
+    """Whether the message names the fault of the adapter in one line, and shows nothing of another file of the
+    machine."""
     return bool(re.search(ADAPTERS[case][1], told)) and not re.search(r"\n|root:", told) and len(told) < 2000
 
 
@@ -62,7 +63,7 @@ def test_loading(path: Path, damaged: dict[str, Path]) -> None:  # noqa: F811
 
 
 def test_a_server(server: Any, expected: dict[str, list[float]], damaged: dict[str, Path]) -> None:  # noqa: F811
-    """Answers have the same numbers while all of them are given to it; the engine process stays the one that it was."""
+    """The server answers with the same numbers while it refuses all of them, and its engine process stays the same."""
     ask, process = server
     body = {"model": "base", "prompt": IDS, "max_tokens": 6, "temperature": 0, "logprobs": 0, "ignore_eos": True}
     children = {child.pid for child in process.children(recursive=True)}
@@ -97,7 +98,8 @@ def test_values_that_overflow_are_their_own_request_s(
     model: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Finite numbers whose products are not: a request with them gets what it asked for, others in its steps theirs."""
+    """Finite values whose products are not finite spoil requests with the adapter only; others in the same steps get
+    their answers."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj"])
     tensors(lambda found: [value.fill_(1e38) for value in found.values()])(adapter)
     configured(lora_alpha=4)(adapter)

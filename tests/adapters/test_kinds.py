@@ -1,4 +1,4 @@
-"""Every kind of adapter at run time: the numbers of transformers and peft, the base quantized and not."""
+"""All kinds of adapters at run time: the numbers of transformers and peft, over quantized and unquantized bases."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_peft(case: str, engine: Make, model: Callable[[str
 
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_over_a_base_of_8_bits(case: str, engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Those of peft over the dequantized base; products with 8-bit floats take rows of float32."""
+    """The logits are those of peft over the dequantized base, as products with 8-bit floats take float32 rows."""
     family, options = CASES[case]
     base = save_dequantized(model(family), tmp_path / "base", "fp8")
     path = save_adapter(base, tmp_path / "adapter", **options)
@@ -89,7 +89,7 @@ def test_over_a_base_of_8_bits(case: str, engine: Make, model: Callable[[str], P
 
 
 def test_over_a_base_of_4_bits(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Its products round their rows to 8 bits, which is all that differs."""
+    """The only difference is that the products round their rows to 8 bits."""
     base = save_dequantized(model("llama"), tmp_path / "base", "rtn4")
     with icc.load(engine("llama", adapters=ROOM["llama"], quant="rtn4", quant_head="none")) as llm:
         for case in ("biases", "dora", "table and head", "tokens"):
@@ -116,7 +116,7 @@ def test_a_mixed_batch_is_each_alone_bit_for_bit(engine: Make, model: Callable[[
 
 
 def test_a_scale_of_magnitudes_is_peft_s(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """A request's scale multiplies B A; what rows are scaled to follows from that."""
+    """A request's scale multiplies B A; the norms of the rows are computed from the result."""
     path = save_adapter(model("llama"), tmp_path / "dora", **CASES["dora"][1])
     other = tmp_path / "half"
     shutil.copytree(path, other)
@@ -134,7 +134,7 @@ def test_a_scale_of_magnitudes_is_peft_s(engine: Make, model: Callable[[str], Pa
 def test_a_whole_weight_of_no_more_rows_than_the_rank(
     engine: Make, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Each of its rows is a change of rank 1; where the rank is less, the refusal says which would do."""
+    """Each row is a change of rank 1. If the engine's rank is too small, the refusal states the rank that would do."""
     options = {"target_modules": ["q_proj"], "r": 4, "modules_to_save": ["k_proj"]}
     path = save_adapter(model("llama"), tmp_path / "adapter", **options)
     with icc.load(engine("llama", adapters="2x32:q_proj,k_proj")) as llm:
@@ -152,7 +152,7 @@ def test_a_whole_weight_of_no_more_rows_than_the_rank(
 
 
 def test_what_is_refused(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """By the name of the key, and with what would help."""
+    """The refusal names the key, and what would help."""
 
     def refused(family: str, match: str, room: str, quant: str = "none", **config: Any) -> None:
         path = save_adapter(model(family), tmp_path / f"refused{len(list(tmp_path.iterdir()))}", **config)

@@ -106,7 +106,7 @@ def test_what_does_not_fit(model: Callable[[str], Path]) -> None:
 
 
 def test_layers_that_do_nothing_are_left_out(model: Callable[[str], Path]) -> None:
-    """Where nothing reads them, and others are there; B of zeros is no change of any weight."""
+    """They are left out if nothing reads them, B is zeros, which changes no weight, and there are other layers."""
     q = "model.layers.0.self_attn.q_proj.weight"
     good, pooler = adapter(q, 64, 64), adapter("pooler.dense.weight", 64, 64).changes["pooler.dense.weight"]
     assert pooler.low_rank is not None

@@ -1,4 +1,5 @@
-"""Adapters under load: fewer slots than adapters, too few KV blocks, aborts, replacements; every answer is as alone."""
+"""Adapters under load: fewer slots than adapters, too few KV blocks, aborts, replacements. Each answer equals that of
+the request alone."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from peft_models import save_adapter
 
 NAMES = ["", "one", "two", "three", "four"]
 TOKENS = 16
-BYTES = 48 << 10  # of KV: three blocks of 32 tokens, where a sequence needs two
-Asked = tuple[tuple[int, ...], str, int | None]  # a prompt, an adapter, and what seeds the answer
+BYTES = 48 << 10  # KV: three blocks of 32 tokens; a sequence needs two
+Asked = tuple[tuple[int, ...], str, int | None]  # a prompt, an adapter, and the seed of the answer
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def folders(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def llm(engine: Callable[..., Path], folders: dict[str, Path]) -> Iterator[LLM]:
-    """Two slots, and room for fewer than three sequences."""
+    """Two slots, and memory for fewer than three sequences."""
     with icc.load(engine("llama", adapters="2x16"), kv_bytes=BYTES, swap_bytes=0) as found:
         for name, path in folders.items():
             found.load_adapter(name, path)
@@ -42,7 +43,7 @@ def llm(engine: Callable[..., Path], folders: dict[str, Path]) -> Iterator[LLM]:
 
 
 def query(prompt: tuple[int, ...], name: str, seed: int | None) -> Query:
-    """Greedy, or drawn by a seed."""
+    """A greedy query (seed None), or one that is sampled with a seed."""
     drawn = {"temperature": 0.0} if seed is None else {"temperature": 1.0, "seed": seed}
     return Query(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True, **drawn), adapter=name)  # type: ignore[arg-type]
 
@@ -86,7 +87,7 @@ def test_every_answer_is_as_alone(seed: int, llm: LLM) -> None:
 
 
 def test_one_that_is_replaced_while_it_runs(llm: LLM, folders: dict[str, Path]) -> None:
-    """What runs keeps what it began with, through preemption; what comes later has the other."""
+    """Running requests keep the adapter that they began with, even after preemption; later requests get the new one."""
     prompt = tuple(range(5, 25))
     old, new = (answer(llm, query(prompt, name, None)) for name in ("one", "two"))
     assert old != new
@@ -101,9 +102,9 @@ def test_one_that_is_replaced_while_it_runs(llm: LLM, folders: dict[str, Path]) 
 
 
 def test_a_load_delays_no_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While an adapter's weights are on their way to a slot, whoever has its own, or needs none, goes on to the end."""
+    """While an adapter's weights are being copied to a slot, requests with other adapters or none run to their end."""
     prompt = tuple(range(5, 25))
-    expected = {name: answer(llm, query(prompt, name, None)) for name in ("two", "", "one")}  # "one" has a slot still
+    expected = {name: answer(llm, query(prompt, name, None)) for name in ("two", "", "one")}  # "one" still has a slot
     llm.loop.reset()
     arrives, write = threading.Event(), ResidentAdapters._write
     monkeypatch.setattr(ResidentAdapters, "_write", lambda *given: (arrives.wait(60), write(*given))[1])

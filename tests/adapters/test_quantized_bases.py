@@ -57,7 +57,7 @@ def base(tiny: Any, model: Callable[[str], Path], tmp_path_factory: pytest.TempP
 
 
 def save_dequantized(checkpoint: Path, folder: Path, quant: str) -> Path:
-    """The checkpoint with the values that a quantization which needs no text has for its layers, the head apart."""
+    """Save the checkpoint with the values that a calibration-free quantization gives its layers, except the head."""
     graph = load_graph(checkpoint)
     for phase in (pipelines.canonicalize(), pipelines.quantize(quant, "none", (), ())):
         run_passes(graph, phase, PassContext())
@@ -77,7 +77,7 @@ def save_dequantized(checkpoint: Path, folder: Path, quant: str) -> Path:
 
 @pytest.mark.parametrize("family", ["gpt2", "lfm2-short_convolutions", *soak("gemma3", "qwen2_moe", "mixtral")])
 def test_at_run_time(family: str, base: Callable[[str], Path], tmp_path: Path) -> None:
-    """fp8: products with weights of 8-bit floats take rows of float32, so that only the weights are rounded."""
+    """fp8, whose products take float32 rows, so that only the weights are rounded."""
     config, room = FAMILIES[family]
     dequantized = save_dequantized(base(family), tmp_path / "base", "fp8")
     adapter = save_adapter(base(family), tmp_path / "adapter", **config)
@@ -93,7 +93,7 @@ def test_at_run_time(family: str, base: Callable[[str], Path], tmp_path: Path) -
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", *soak("gemma3", "qwen2_moe", "lfm2-short_convolutions")])
 def test_merged(family: str, base: Callable[[str], Path], tmp_path: Path) -> None:
-    """What is merged is rounded with the base: a quantization of the sum, which is peft's merged model, quantized."""
+    """A merged adapter is quantized with the base: the result is peft's merged model, quantized."""
     adapter = save_adapter(base(family), tmp_path / "adapter", **FAMILIES[family][0])
     graph = load_graph(base(family))
     merge_adapter(graph, read_adapter(adapter))
@@ -108,7 +108,7 @@ def test_merged(family: str, base: Callable[[str], Path], tmp_path: Path) -> Non
 
 
 def save_merged(checkpoint: Path, adapter: Path, folder: Path) -> Path:
-    """peft's merge_and_unload."""
+    """Save the model that peft's merge_and_unload makes."""
     from peft import PeftModel
 
     found = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""Adapters on engines of several ranks: the numbers of one rank, whatever is divided, and nothing of it in the base."""
+"""Adapters on engines of several ranks: the numbers of one rank, however weights are divided, and no effect on the
+base."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def difference(expected: Any, found: np.ndarray) -> float:
 
 
 def answers(llm: LLM, adapters: dict[str, Path]) -> list[list[int]]:
-    """A batch in which sequences have different adapters, of which there are more than slots."""
+    """The answers of a batch whose sequences have different adapters, more of them than there are slots."""
     for name, path in adapters.items():
         llm.load_adapter(name, path)
     return [found.token_ids for found in llm.generate(PROMPTS, PARAMS, adapter=NAMES)]
@@ -66,8 +67,8 @@ def test_ranks_answer_as_one(
     ranks: dict[str, int], engine: Make, model: Callable[[str], Path], adapters: dict[str, Path],
     wanted: list[list[int]],
 ) -> None:  # fmt: skip
-    """Mixed batches, three adapters in two slots; logits are PEFT's, and without an adapter those of an engine that has
-    no room, bit for bit; an adapter that was unloaded is gone."""
+    """Mixed batches, three adapters in two slots. Logits are PEFT's; without an adapter they are those of an engine
+    without adapter slots, bit for bit. An adapter that was unloaded has no effect."""
     with icc.load(engine("llama", **ranks), threads=2) as plain:
         base = plain.logits(IDS)
     with icc.load(engine("llama", adapters="2x16", **ranks), threads=2) as llm:
@@ -82,7 +83,8 @@ def test_ranks_answer_as_one(
 
 
 def test_pools_are_cut_as_their_weights(engine: Make) -> None:
-    """Column-parallel layers: A whole, B cut by rows; row-parallel ones: A cut by columns, B whole, a bias once."""
+    """Column-parallel layers: A is whole, B is cut by rows. Row-parallel layers: A is cut by columns, B is whole, and
+    one rank alone adds the bias."""
     found = open_engine(engine("llama", adapters="2x16", **TENSORS))
     plan = found.program.adapters
     assert plan is not None
@@ -105,7 +107,7 @@ EXPERTS = {
 
 
 def test_experts_keep_every_bit(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Whole experts on each rank, with their own As and Bs; also divided by columns."""
+    """Whole experts on each rank, with their own A and B; also cut by columns."""
     path, room = save_adapter(model("qwen3_moe"), tmp_path / "own", **EXPERTS), "2x16:q_proj,o_proj,experts.*"
     found: list[np.ndarray] = []
     for ranks in ({}, {"expert_parallel": 2}, TENSORS):
@@ -117,7 +119,7 @@ def test_experts_keep_every_bit(engine: Make, model: Callable[[str], Path], tmp_
 
 
 def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
-    """AWQ scales what As read and Bs give: also of layers that another stage has."""
+    """AWQ scales the inputs of A and the outputs of B, also for layers of another stage."""
     found: list[np.ndarray] = []
     options = {"adapters": "2x16", "quant": "awq4", "calib_sequences": 2, "calib_length": 32}
     for ranks in ({}, STAGES):
@@ -128,7 +130,7 @@ def test_scales_of_a_quantized_base(engine: Make, model: Callable[[str], Path], 
 
 
 ROOM = "2x16+dora:all-linear,lm_head,embed_tokens"
-WHOLE = {  # what is compared with weights that lie in parts
+WHOLE = {  # adapters that need the base's weights, which are cut
     "dora": {"r": 4, "target_modules": PROJECTIONS, "use_dora": True},
     "tokens": {"r": 4, "target_modules": ["q_proj"], "trainable_token_indices": [5, 101]},
     "table and head": {"r": 4, "target_modules": ["embed_tokens", "lm_head", "v_proj"]},  # both are saved whole, too
@@ -137,7 +139,7 @@ WHOLE = {  # what is compared with weights that lie in parts
 
 @pytest.fixture(scope="module")
 def whole(engine: Make, model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Adapters by name, and the answers of one rank."""
+    """Paths of the adapters by name, and the answers of one rank."""
     folder = tmp_path_factory.mktemp("whole")
     paths = {name: save_adapter(model("llama"), folder / name, 3, **options) for name, options in WHOLE.items()}
     with icc.load(engine("llama", adapters=ROOM)) as llm:
@@ -156,8 +158,9 @@ def _answers_by_name(llm: LLM, paths: dict[str, Path]) -> dict[str, list[list[in
 def test_what_is_compared_with_weights_in_parts(
     ranks: dict[str, int], engine: Make, model: Callable[[str], Path], whole: Any
 ) -> None:
-    """Magnitudes, rows of a table and of a head, whole tables: rank 0 reads what the others have of the weights. The
-    answers are those of one rank, the logits PEFT's; without an adapter those of an engine that has no room."""
+    """Magnitudes, rows of an embedding and of a head, whole matrices: rank 0 reads the other ranks' parts of the
+    weights. The answers are those of one rank, the logits PEFT's; without an adapter those of an engine without adapter
+    slots."""
     paths, wanted = whole
     with icc.load(engine("llama", **ranks), threads=2) as plain:
         base = plain.logits(IDS)
@@ -170,8 +173,8 @@ def test_what_is_compared_with_weights_in_parts(
 
 @pytest.mark.parametrize("quant", soak("rtn4", "int8", "awq4"))
 def test_magnitudes_over_a_quantized_base_in_parts(quant: str, engine: Make, whole: Any) -> None:
-    """Norms are those of the codes that ranks have: the logits of one rank, but for rows that are rounded to 8 bits by
-    the maxima of a rank's part, which move the base's logits as far."""
+    """Norms are computed from the ranks' codes. The logits are those of one rank, except that each rank rounds rows to
+    8 bits by the maxima of its own part, which changes the base's logits as much."""
     found: list[np.ndarray] = []
     base: list[np.ndarray] = []
     options = {

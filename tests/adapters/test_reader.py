@@ -1,4 +1,4 @@
-"""Reading adapters: what peft writes in all its forms, and one line for what is damaged or not understood."""
+"""Reading adapters: all forms that peft writes; damaged or unsupported ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def own(plain: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy of the adapter, to be damaged."""
     return Path(shutil.copytree(plain, tmp_path / "adapter"))
 
 
@@ -69,7 +69,7 @@ def test_low_rank_changes(plain: Path) -> None:
 
 
 def test_names_and_types_of_other_versions(own: Path, plain: Path) -> None:
-    """The adapter's name in the key, half precision."""
+    """Keys with the adapter's name in them, and half precision."""
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
@@ -176,7 +176,7 @@ def test_tensors_that_are_refused(case: str, own: Path) -> None:
 
 
 def test_parameters_in_an_order_that_is_not_known(own: Path) -> None:
-    """PEFT nests the parameters of one module as that made them, which its files do not say."""
+    """PEFT nests the parameters of one module in the order in which it wrapped them, which its files do not record."""
     configure(own, target_parameters=["self_attn.q_proj.first", "self_attn.q_proj.second"])
     with pytest.raises(AdapterError, match=r"does not know in what order PEFT has nested 'first'"):
         read_adapter(own)

@@ -1,4 +1,4 @@
-"""Slots: who is let in, who is kept, who makes room; and that what lies in a slot is what runs there."""
+"""Adapter slots: admission and eviction, and that a slot holds the values of the adapter that runs with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAN = AdapterPlan(
 
 
 class Memory:
-    """Pools as bytes."""
+    """Pools in host memory."""
 
     def __init__(self) -> None:
         self.pools = {"a": bytearray(SLOTS * 16 * 8 * 4), "b": bytearray(SLOTS * 32 * 16 * 4)}
@@ -35,13 +35,13 @@ class Memory:
         self.pools[name][offset : offset + values.nbytes] = values.tobytes()
 
     def holds(self, slot: int) -> float:
-        """What all of A in a slot is full of."""
+        """The value that all elements of A in a slot have."""
         pool = np.frombuffer(self.pools["a"], np.float32).reshape(SLOTS, -1, 16)[slot, :, :4]
         assert (pool == pool[0, 0]).all()
         return float(pool[0, 0])
 
     def scale(self, slot: int) -> float:
-        """What all of B in a slot is full of: ones, times the scale."""
+        """The value that all elements of B in a slot have: B of ones, times the scale."""
         pool = np.frombuffer(self.pools["b"], np.float32).reshape(SLOTS, 2, 16, 16)[slot, 0, :4]
         assert (pool == pool[0, 0]).all()
         return float(pool[0, 0])
@@ -66,7 +66,7 @@ def made(host_bytes: int = 1 << 20) -> tuple[ResidentAdapters, Memory]:
 
 
 def place(adapters: ResidentAdapters, name: str, scale: float = 1.0) -> Loaded | None:
-    """Placed now or after it has arrived; None where there is no slot."""
+    """Place an adapter at once, or after it was loaded; None if no slot is free."""
     found = adapters.place(name, scale)
     if found is None:
         adapters.wait(5.0)
@@ -80,8 +80,8 @@ def place(adapters: ResidentAdapters, name: str, scale: float = 1.0) -> Loaded |
     st.sampled_from([1, 1 << 20]),
 )
 def test_whoever_runs_has_its_own_slot(asked: list[tuple[int, float, bool]], host_bytes: int) -> None:
-    """Loads and ends in any order, at any scale, with and without host memory: no slot in use is written, or
-    another's, or of another scale."""
+    """Loads and releases in any order, at any scale, with and without host memory: a slot in use keeps its adapter and
+    its scale."""
     adapters, memory = made(host_bytes)
     running: list[tuple[tuple[int, float], Loaded]] = []
     try:
@@ -137,7 +137,7 @@ def test_a_name_for_another_adapter() -> None:
 
 
 def test_an_adapter_that_changes_on_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its values have left host memory, and are read again when it is used."""
+    """Its values were dropped from host memory, and are read again when it is used."""
     adapters, _ = made(host_bytes=1)
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(8))
     assert adapters.place("n1") is None
@@ -150,7 +150,7 @@ def test_an_adapter_that_changes_on_disk_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_two_hundred_loads_leave_what_the_last_one_did() -> None:
-    """In place of each other, and under names that are taken away: at scales that were used, too."""
+    """Loads that replace each other, or whose names are removed, also at scales that were used."""
     adapters, _ = made()
     held = len(adapters._packed)
     for number in range(200):

@@ -1,4 +1,4 @@
-"""icc compile --lora with an adapter that has made the vocabulary another one."""
+"""icc compile --lora with an adapter that changed the size of the vocabulary."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_vocabulary_of_another_size(case: str, size: int, model: Callable[[str
 
 
 class Told(Reporter):
-    """Keeps what it was told."""
+    """Keeps the warnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def larger(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_an_engine_of_it_has_the_new_tokens(larger: Path, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Its tokenizer is the adapter's, where that has one."""
+    """Its tokenizer is the adapter's, if the adapter has one."""
     base, adapter, told = tmp_path / "base", tmp_path / "adapter", Told()
     shutil.copytree(model("llama"), base)
     shutil.copytree(larger, adapter)

@@ -1,4 +1,4 @@
-"""Adapters at run time: the numbers of transformers and peft, and nothing of one request in another's."""
+"""Adapters at run time: the numbers of transformers and peft, and no influence of one request's adapter on another."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def adapters(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def llm(engine: Make, adapters: dict[str, Path]) -> Iterator[LLM]:
-    """Two slots for three adapters."""
+    """An engine with two slots, for three adapters."""
     with icc.load(engine("llama", adapters="2x16")) as found:
         for name, path in adapters.items():
             found.load_adapter(name, path)
@@ -99,7 +99,7 @@ def test_families(family: str, engine: Make, model: Callable[[str], Path], tmp_p
 
 
 def test_the_base_pays_nothing(engine: Make, llm: LLM) -> None:
-    """The steps of an engine with room are those of one without, and so are the bits."""
+    """An engine with adapter slots has the same steps and gives the same bits as one without, if no adapter is used."""
     with icc.load(engine("llama")) as plain:
         assert np.array_equal(plain.logits(IDS), llm.logits(IDS))
         assert plain.engine is not None and llm.engine is not None
@@ -110,8 +110,8 @@ def test_the_base_pays_nothing(engine: Make, llm: LLM) -> None:
 
 
 def test_what_adapters_add_to_the_steps(llm: LLM) -> None:
-    """A product with A for each value that layers read: q, k and v, o, gate and up, down. The layers' products add
-    B of it: every step more is a barrier of all threads."""
+    """One product with A for each value that layers read: for q, k and v; o; gate and up; down. The products of the
+    layers add B's: more steps would mean more barriers of all threads."""
     assert llm.engine is not None
     program = llm.engine.program
     [section] = (one for one in program.sections if one.name == ADAPTER_SECTION)
@@ -139,7 +139,7 @@ def test_a_mixed_batch_is_each_alone_bit_for_bit(llm: LLM) -> None:
 
 
 def test_no_cached_block_crosses(llm: LLM) -> None:
-    """The same prompt, with one adapter after the other in the same slots."""
+    """One prompt, run with one adapter after another in the same slots."""
     prompt = (IDS * 4)[:40]
     expected = {name: llm.generate([prompt], PARAMS, adapter=name)[0] for name in (None, *KINDS)}
     for name in ("plain", None, "rslora", "patterns", "plain", "rslora", None):
@@ -181,9 +181,10 @@ def test_an_alora_counts_from_its_invocation(engine: Make, model: Callable[[str]
 def test_an_alora_shares_the_bases_blocks_up_to_its_invocation(
     engine: Make, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Both ways, and with another aLoRA; blocks from the invocation on are its own. Blocks have 32 tokens."""
+    """The base and aLoRAs share blocks before the invocation, in both directions; later blocks are not shared. A block
+    has 32 tokens."""
     first, second = (3, 4), (5, 6)
-    beginning = [7 + i % 90 for i in range(45)]  # the second block has the invocation
+    beginning = [7 + i % 90 for i in range(45)]  # the invocation is in the second block
     options = {"r": 4, "target_modules": PROJECTIONS, "task_type": "CAUSAL_LM"}
     paths = [
         save_adapter(model("llama"), tmp_path / str(n), n, alora_invocation_tokens=[*tokens], **options)
@@ -213,7 +214,7 @@ def test_an_alora_shares_the_bases_blocks_up_to_its_invocation(
 
 
 def test_vectors(engine: Make, model: Callable[[str], Path], adapters: dict[str, Path]) -> None:
-    """An engine that embeds: the hidden states of the model with the adapter."""
+    """The vectors of an engine that embeds are computed from the model's hidden states with the adapter."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -253,7 +254,7 @@ def test_what_has_no_room(engine: Make, model: Callable[[str], Path], llm: LLM, 
 
 
 def test_memory_counts_the_room(engine: Make, model: Callable[[str], Path]) -> None:
-    """As a row of its own: of the engine, and of what would become one."""
+    """The adapter pools have a row of their own, for an engine and for a planned one."""
     path = engine("llama", adapters="2x16")
     program = read_program(read_manifest(path), EngineFiles(Folder(path), read_manifest(path).files, verify=False))
     pools = sum(weight.nbytes for name, weight in program.weights.items() if name not in program.stored)
@@ -268,7 +269,7 @@ def test_memory_counts_the_room(engine: Make, model: Callable[[str], Path]) -> N
 
 
 def test_ranks_from_8_to_256(engine: Make, model: Callable[[str], Path], tmp_path: Path) -> None:
-    """The largest rank that there is beside a small one, in one batch: each row has the numbers of peft."""
+    """The largest rank and a small one in one batch: each row has the numbers of peft."""
     ranks = (8, 256)
     folders = [save_adapter(model("llama"), tmp_path / str(r), r, 0.1, r=r, target_modules=PROJECTIONS) for r in ranks]
     with icc.load(engine("llama", adapters="2x256")) as llm:

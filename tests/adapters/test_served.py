@@ -1,4 +1,4 @@
-"""Which adapter a request gets by its number, while adapters come and go and the engine is started again."""
+"""Which adapter a request's number stands for, while adapters are loaded and unloaded and the engine restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from icc.runtime.server.options import adapter_folder
 
 
 class Engine:
-    """A pool of one replica, which it is itself, and what that knows of adapters; `refused` cannot be loaded again."""
+    """A pool of one replica, and that replica with the adapters that it has; the adapter named `refused` cannot be
+    loaded."""
 
     def __init__(self) -> None:
         self.on_ready: Callable[[Engine], None] = lambda engine: None
@@ -109,7 +110,7 @@ def test_a_default_that_is_gone_is_none() -> None:
 
 
 def test_of_two_loads_of_one_name_at_once_one_is_refused() -> None:
-    """As where the second comes later; `again` replaces the first in either case."""
+    """The second load is refused as if it came later; with `again`, it replaces the first in either case."""
 
     async def go() -> None:
         engine, adapters = await served()
@@ -124,7 +125,7 @@ def test_of_two_loads_of_one_name_at_once_one_is_refused() -> None:
 
 
 def test_one_that_is_unloaded_while_it_is_loaded_is_gone() -> None:
-    """Be it loaded in place of itself, or anew: what is asked later counts."""
+    """The later request counts, whether the adapter is replaced or loaded for the first time."""
 
     async def go() -> None:
         engine, adapters = await served("one")
@@ -132,7 +133,7 @@ def test_one_that_is_unloaded_while_it_is_loaded_is_gone() -> None:
         await asyncio.sleep(0)
         await adapters.unload("one")
         await loading
-        assert (engine.known == {"one"}) == adapters.knows("one")  # the two agree, whichever was later
+        assert (engine.known == {"one"}) == adapters.knows("one")  # the two agree, in either order
 
     asyncio.run(go())
 

@@ -1,4 +1,5 @@
-"""Adapters of a server: as models, loaded and unloaded while it runs, found by name; and of the commands."""
+"""Adapters of a server: listed as models, loaded and unloaded while it runs, found by name; and adapters of the
+commands."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def path(engine: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(path: Path, folder: Path) -> dict[str, list[float]]:
-    """The log-probabilities of six tokens behind IDS, by adapter."""
+    """The log-probabilities of six tokens after IDS, by adapter; "base" for none."""
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
     with icc.load(path) as llm:
         for name in ("one", "two"):
@@ -55,7 +56,7 @@ def expected(path: Path, folder: Path) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def server(path: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ask, psutil.Process]]:
-    """A server that has loaded adapter one, and finds two in a folder."""
+    """A server that has loaded adapter one, and finds adapter two in a folder."""
     log = tmp_path_factory.mktemp("log") / "log"
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(path), "--port", "0", "--name", "base"]
     command += ["--lora", f"one={folder / 'one'}", "--lora-dir", str(folder)]
@@ -105,7 +106,7 @@ def test_adapters_are_models(
 
 
 def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[float]], path: Path, folder: Path) -> None:
-    """Of a request, as llama.cpp's server has them, and of all that name no adapter."""
+    """The scale of a request, as in llama.cpp's server, and the scale of all requests that name no adapter."""
     ask, _ = server
     whole, half = folder / "one", folder.parent / "half"
     shutil.copytree(whole, half, dirs_exist_ok=True)
@@ -153,7 +154,7 @@ def test_scales(server: tuple[Ask, psutil.Process], expected: dict[str, list[flo
 
 
 def test_a_prompt_is_kept_for_its_adapter(server: tuple[Ask, psutil.Process]) -> None:
-    """`prompt_cache_retention`: what one adapter has computed, and nobody else's."""
+    """`prompt_cache_retention` keeps a prompt separately for each adapter and for the base."""
     ask, _ = server
     asked = {"prompt": [7 + n % 90 for n in range(60)], "max_tokens": 1, "prompt_cache_retention": "24h"}
 
@@ -183,7 +184,7 @@ def test_the_gauge_that_routers_read(server: tuple[Ask, psutil.Process]) -> None
     end, labels, value = time.monotonic() + 20, dict[str, str](), "0"
     while "one" not in labels.get("running_lora_adapters", "").split(",") or labels["waiting_lora_adapters"]:
         assert time.monotonic() < end, labels
-        complete(ask, model="base")  # it is told of with a step, a few times per second
+        complete(ask, model="base")  # statistics come with steps, a few times per second
         time.sleep(0.1)
         if found := re.search(r"^vllm:lora_requests_info\{(.*)\} (\S+)$", ask("/metrics", text=True), re.M):
             labels, value = dict(re.findall(r'(\w+)="([^"]*)"', found[1])), found[2]
@@ -224,7 +225,7 @@ def test_loaded_and_unloaded(
 
 
 def workers(server: psutil.Process) -> list[psutil.Process]:
-    """The engine process of a server, and the one before it that has not been waited for."""
+    """The live engine processes of a server, without zombies: one, while none is being replaced."""
     alive = [child for child in server.children() if child.status() != psutil.STATUS_ZOMBIE]
     return [child for child in alive if "worker_main" in " ".join(child.cmdline())]
 

@@ -1,4 +1,4 @@
-"""Adapters that were trained over a base that was changed first: what that became is computed from the base."""
+"""Adapters whose training began by changing the base: the changed base is computed from the original."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def configure(adapter: Path, **fields: Any) -> None:
 
 
 def test_logits_of_loftq(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Those of PEFT over a base that was rounded as above."""
+    """The logits are those of PEFT over a base that is rounded as LoftQ begins."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
     base = AutoModelForCausalLM.from_pretrained(model("llama"), dtype=torch.float32)
     before = adapted_logits(model("llama"), adapter, IDS)
@@ -60,7 +60,7 @@ def test_logits_of_loftq(model: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_pissa_by_iterations_is_not_the_same_twice(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """Why it is refused: what PEFT takes from the base when it loads one follows from random numbers."""
+    """The reason why it is refused: what PEFT subtracts from the base when it loads one depends on random numbers."""
     adapter = save_adapter(model("llama"), tmp_path / "adapter", r=4, target_modules=["q_proj", "down_proj"])
     configure(adapter, init_lora_weights="pissa_niter_2")
     found: list[torch.Tensor] = []
@@ -74,8 +74,9 @@ def test_pissa_by_iterations_is_not_the_same_twice(model: Callable[[str], Path],
 
 
 def test_corda_is_refused_until_peft_has_converted_it(model: Callable[[str], Path], tmp_path: Path) -> None:
-    """What the base became follows from inputs that the files do not have: PEFT itself cannot load one without them. As
-    the refusal says, with A and B as they began it becomes LoRA, which has the logits of the model that was trained."""
+    """The changed base depends on inputs that the files do not have: PEFT itself cannot load one without them.
+    Converted with the initial A and B, as the refusal says, it is a LoRA, with the logits of the model that was
+    trained."""
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora.config import CordaConfig
     from peft.tuners.lora.corda import preprocess_corda
@@ -102,7 +103,7 @@ def test_corda_is_refused_until_peft_has_converted_it(model: Callable[[str], Pat
     with pytest.raises(ValueError, match="eigens"):
         adapted_logits(model("llama"), adapter, IDS)
 
-    configure(began, init_lora_weights=True)  # without which PEFT would change the base once more
+    configure(began, init_lora_weights=True)  # otherwise PEFT would change the base once more
     trained.save_pretrained(converted, path_initial_model_for_weight_conversion=str(began))
     graph = load_graph(model("llama"))
     before = interpret(graph, IDS)

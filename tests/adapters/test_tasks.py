@@ -1,4 +1,4 @@
-"""Adapters of engines that score texts, and answers with a grammar."""
+"""Adapters of engines that score texts, and with grammars."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scorer(folder: Path) -> Path:
 
 
 def adapted(model: Path, folder: Path) -> Any:
-    """The model with a random adapter, whose head is another one: it is written to `folder`."""
+    """The model with a random adapter that replaces its head; the adapter is written to `folder`."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForSequenceClassification
 
@@ -63,7 +63,7 @@ def adapted(model: Path, folder: Path) -> Any:
 
 
 def test_scores_of_pairs(tmp_path: Path) -> None:
-    """PEFT trains the head that scores as a whole, which is as many rows as there are labels."""
+    """PEFT trains the scoring head as a whole matrix, with one row per label."""
     model = scorer(tmp_path / "model")
     with_adapter = adapted(model, tmp_path / "adapter")
     options = {"target": "native", "max_batch_size": 4, "adapters": "2x16"}
@@ -84,8 +84,8 @@ def test_scores_of_pairs(tmp_path: Path) -> None:
 
 
 def test_what_mean_pooling_never_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """PEFT's all-linear has an encoder's pooler, too, which training by the mean leaves as it began: with a B of zeros.
-    It is left out, and told; one that would change something is refused."""
+    """PEFT's all-linear includes an encoder's pooler, which training with mean pooling never changes: its B stays
+    zeros. It is left out with a warning; a pooler whose B is not zeros is refused."""
     from peft import LoraConfig, get_peft_model
     from transformers import BertConfig, BertModel
 
@@ -121,7 +121,7 @@ def test_what_mean_pooling_never_reads(tmp_path: Path, caplog: pytest.LogCapture
             llm.load_adapter("other", adapter)
         save_file({name: tensors[name] for name in tensors if "pooler" in name}, adapter / "adapter_model.safetensors")
         with pytest.raises(RequestError, match=r"pooler\.dense\.weight: the engine has no room"):
-            llm.load_adapter("other", adapter)  # it does nothing at all
+            llm.load_adapter("other", adapter)  # no change is left
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -136,7 +136,7 @@ def byte_tokenizer() -> Tokenizer:
 def test_a_grammar_is_followed_with_an_adapter(
     engine: Callable[..., Path], model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In one batch with the base's answer, and it is another answer than the base's."""
+    """The base's request is in the same batch; its answer is a different one."""
     path = save_adapter(model("llama"), tmp_path / "one", 3, 0.3, r=4, target_modules=["q_proj", "v_proj", "down_proj"])
     bare = icc.load(engine("llama", adapters="2x16"))
     with LLM(bare.manifest, bare.executor, byte_tokenizer(), bare.engine) as llm:

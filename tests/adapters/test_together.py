@@ -1,4 +1,4 @@
-"""Adapters beside what else an engine does: an answer is that of an engine into which the adapter was merged."""
+"""Adapters with other features of an engine: the answers are those of an engine with the adapter merged into it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DECODINGS: dict[str, SamplingParams] = {
 
 
 def test_every_decoding(engine: Make, adapter: Callable[[str], Path]) -> None:
-    """Beside the base's in one batch."""
+    """The base's request is in the same batch."""
     path = adapter("llama")
     with icc.load(engine("llama", adapters="2x16")) as llm, icc.load(engine("llama", lora=path)) as merged:
         llm.load_adapter("one", path)
@@ -74,7 +74,7 @@ def texts(llm: LLM, params: SamplingParams, name: str | None) -> list[list[int]]
 def test_caches_that_are_no_plain_blocks(
     name: str, options: dict[str, Any], engine: Make, adapter: Callable[[str], Path]
 ) -> None:
-    """Windows that forget, and recurrent states: those of a prompt are kept for each adapter, and cross to no other."""
+    """Sliding windows and recurrent states: cached prompts are kept per adapter, and no adapter uses another's."""
     prompt, path = (IDS * 6)[:66], adapter(name)
     options = {"max_seq_len": 128, **options}
     with icc.load(engine(name, lora=path, **options)) as merged, icc.load(engine(name, **options)) as plain:
@@ -91,7 +91,7 @@ def test_caches_that_are_no_plain_blocks(
 
 
 def answer(llm: LLM, prompt: list[int], name: str) -> tuple[list[int], int]:
-    """The tokens behind a prompt, and how many of it were cached."""
+    """The tokens of the answer, and how many tokens of the prompt were cached."""
     task = llm.submit(Query(prompt, GREEDY, adapter=name))
     while not task.done:
         llm.driver.step()
@@ -102,7 +102,8 @@ def answer(llm: LLM, prompt: list[int], name: str) -> tuple[list[int], int]:
 def test_over_a_delta(
     engine: Make, model: Callable[[str], Path], adapter: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A fine-tune that has its base's program has its base's room; magnitudes are of its own weights."""
+    """A fine-tune with its base's program has adapter slots if the base has; magnitudes are computed from its own
+    weights."""
     shutil.copytree(model("llama"), tmp_path / "tuned")
     tensors = load_file(tmp_path / "tuned" / "model.safetensors")
     tensors["model.layers.1.self_attn.q_proj.weight"] *= 1.5

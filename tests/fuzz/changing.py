@@ -1,5 +1,5 @@
-"""Changes of inputs: of their bytes, and of what the bytes stand for. Each takes bytes, chance and the other seeds, and
-gives bytes; where the input is not of its form, it gives the input."""
+"""Changes of inputs: of their bytes, and of the structures that the bytes encode. Each takes the input, a source of
+randomness and the seeds, and returns the changed input; an input of another format is returned as it is."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ODD: tuple[Any, ...] = (
     "0", "../x",
     "/etc/passwd", "\ud800", "\u202e", "a" * 5000, "é" * 300, [], {}, [[]], [None], {"": None}, {"a": {"a": {}}},
 )  # fmt: skip
-MOST = 1 << 20  # bytes of an input
+MOST = 1 << 20  # largest input, bytes
 
 
 def bits(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """One to four bytes are others."""
+    """Change one to four bytes."""
     changed = bytearray(data or b"\0")
     for _n in range(chance.choice((1, 1, 1, 2, 4))):
         at = chance.randrange(len(changed))
@@ -34,32 +34,32 @@ def bits(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
 
 
 def cut(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """The end is missing, or a piece in the middle."""
+    """Cut off the end, or remove bytes in the middle."""
     begin = chance.randrange(len(data) + 1)
     return data[:begin] + (data[begin + chance.randrange(1, 40) :] if chance.random() < 0.6 else b"")
 
 
 def repeated(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A piece comes many times."""
+    """Repeat some bytes many times."""
     at = chance.randrange(len(data) + 1)
     piece = data[at : at + chance.choice((1, 2, 8, 40))]
     return data[:at] + piece * chance.choice((2, 3, 20, 300, 2000)) + data[at:]
 
 
 def spliced(data: bytes, chance: random.Random, seeds: Sequence[bytes]) -> bytes:
-    """The beginning of one seed, and the end of another."""
+    """Join the beginning of the input and the end of a seed."""
     other = chance.choice(seeds)
     return data[: chance.randrange(len(data) + 1)] + other[chance.randrange(len(other) + 1) :]
 
 
 def inserted(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """Random bytes somewhere."""
+    """Insert 1 to 11 random bytes."""
     at = chance.randrange(len(data) + 1)
     return data[:at] + chance.randbytes(chance.randrange(1, 12)) + data[at:]
 
 
 def number(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A number written in digits is another."""
+    """Replace a decimal digit by another number."""
     digits = [i for i, byte in enumerate(data) if 48 <= byte <= 57]
     if not digits:
         return data
@@ -68,7 +68,7 @@ def number(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
 
 
 def field(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A little-endian number of 1, 2, 4 or 8 bytes is another."""
+    """Replace a little-endian number of 1, 2, 4 or 8 bytes."""
     form, size = chance.choice((("B", 1), ("H", 2), ("I", 4), ("Q", 8)))
     if len(data) < size:
         return data
@@ -85,7 +85,7 @@ BYTES: tuple[Change, ...] = (bits, cut, repeated, spliced, inserted, number, fie
 
 
 def words(dictionary: Sequence[str]) -> Change:
-    """A word of a language somewhere, or in the place of another piece."""
+    """Insert words of a language, or replace other text by them."""
 
     def change(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
         for _n in range(chance.choice((1, 1, 2, 5))):
@@ -98,7 +98,7 @@ def words(dictionary: Sequence[str]) -> Change:
 
 
 def lines(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A line is gone, comes twice, or in the place of another."""
+    """Remove, repeat or replace a line, or shuffle all lines."""
     parts = data.split(b"\n")
     at = chance.randrange(len(parts))
     match chance.randrange(4):
@@ -130,7 +130,8 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def changed_value(value: Any, chance: random.Random) -> Any:
-    """A JSON value with one to three places changed: odd, gone, twice, of another name, deeper, or another's."""
+    """Change a JSON value, its containers in place, and return it: one to three entries become odd, are removed,
+    repeated, renamed, replaced by other entries, or nested deeply."""
     root = [value]
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         places = _places(root)
@@ -159,7 +160,7 @@ def changed_value(value: Any, chance: random.Random) -> Any:
 
 
 def json_value(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A JSON text whose value is changed."""
+    """Change the value of a JSON text."""
     try:
         value = changed_value(json.loads(data), chance)
         return json.dumps(value, ensure_ascii=chance.random() < 0.8).encode("utf-8", "surrogatepass")
@@ -168,7 +169,7 @@ def json_value(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
 
 
 def json_text(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A JSON text that says a name twice, or a value as JSON does not have it."""
+    """A JSON text that has a name twice, or a value that JSON does not allow."""
     what = (
         b'"a":1,"a":2,',
         b"NaN",
@@ -194,7 +195,7 @@ JSON: tuple[Change, ...] = (json_value, json_value, json_value, json_text, *BYTE
 
 
 def safetensors_header(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
-    """A safetensors file whose header is another, and of the length that it says."""
+    """Change the header of a safetensors file, and state the length of the new one."""
     if len(data) < 8:
         return data
     size = int.from_bytes(data[:8], "little")
@@ -204,7 +205,7 @@ def safetensors_header(data: bytes, chance: random.Random, _: Sequence[bytes]) -
 
 
 def near(*marks: bytes, reach: int = 48) -> Change:
-    """A number within so many bytes behind one of the marks is another."""
+    """Change a number within `reach` bytes from the start of one of the marks."""
 
     def change(data: bytes, chance: random.Random, seeds: Sequence[bytes]) -> bytes:
         mark = chance.choice(marks)

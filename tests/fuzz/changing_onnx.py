@@ -1,4 +1,4 @@
-"""Changes of ONNX files that know what is in them."""
+"""Changes of the structure of ONNX files."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ CHANGES: tuple[Callable[[ModelProto, random.Random], None], ...] = (
 
 
 def as_change(change: Callable[[ModelProto, random.Random], None]) -> Change:
-    """The same, of bytes."""
+    """Make a change of a model a change of a file's bytes."""
 
     def changed(data: bytes, chance: random.Random, _: Sequence[bytes]) -> bytes:
         try:
             model = ModelProto.FromString(data)
             change(model, chance)
             return model.SerializeToString()
-        except Exception:  # protobuf refuses it, or it has nothing of the kind left
+        except Exception:  # protobuf refuses the file, or it has nothing to change
             return data
 
     return changed
 
 
 def small_model() -> ModelProto:
-    """A model of a table, a norm by hand, a product and a known shape: a bigram model, 2 KB."""
+    """A bigram model of 2 KB: an embedding, a norm written out, a product, and a known shape."""
     random = np.random.default_rng(0)
     values = {
         "table": random.standard_normal((12, 8)), "weight": random.standard_normal((8, 12)), "eps": np.array(1e-5),

@@ -1,11 +1,11 @@
-"""One harness for everything that reads what others have written: whatever the bytes are, it takes them, or says in one
-line why not, within a time and within memory.
+"""One harness for all parsers of files and messages that others write: whatever the bytes are, a parser accepts them,
+or refuses them in one line, within limits of time and memory.
 
     python tests/fuzz/fuzz.py [TARGET ...] [--minutes 20] [--seed N] [--list]
 
-The targets are in targets.py. Each has seeds in tests/fuzz/corpus/TARGET/, which stay, and of which every input that
-was once trouble becomes one. A process of its own tries an input after the other, so that one which kills it is known,
-too. What is found is made smaller and written to the corpus; the exit code is then 1.
+The targets are in targets.py. Each has seeds in tests/fuzz/corpus/TARGET/; every input that was once a finding
+becomes a seed. A separate process tries one input after another, so that an input that kills it is known, too. Findings
+are made smaller and written to the corpus; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from changing import MOST, Change
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
-SECONDS = 1.0  # of processor time for one input (RELIABILITY S2)
-MEMORY = 256 << 20  # bytes that one input may make the process larger
-STUCK_S = 60  # a process that shows no next input for so long hangs
-LARGEST = 3 << 30  # bytes of address space that a process may get beyond what it has at its start
+SECONDS = 1.0  # processor time for one input (RELIABILITY S2)
+MEMORY = 256 << 20  # bytes by which one input may make the process grow
+STUCK_S = 60  # a process that begins no new input for so long hangs
+LARGEST = 3 << 30  # bytes of address space that a process may get in addition to those at its start
 
 
 @dataclass(frozen=True)
 class Target:
-    """parse: takes an input; IccError is how it says no. changes: of inputs. weight: of its share of the examples that
-    are tried in `make test`; slow ones have less. before: imports what takes long."""
+    """A parser to fuzz. parse: takes an input, and refuses it by an IccError. changes: the changes of inputs to try.
+    weight: scales the number of examples in `make test`, less for slow targets. seconds: the limit for one input.
+    before: runs first, for imports that take long."""
 
     name: str
     parse: Callable[[bytes], object]
@@ -46,17 +47,18 @@ class Target:
     before: Callable[[], object] = object
 
     def seeds(self) -> list[bytes]:
-        """The inputs of the corpus, in the order of their names. All that parsing imports is there then."""
+        """The inputs of the corpus, sorted by file name. Runs `before`, so that imports are not measured."""
         self.before()
         return [file.read_bytes() for file in sorted((CORPUS / self.name).iterdir())]
 
 
 class Finding(Exception):
-    """What an input did that none may do."""
+    """An input did something that no input may do."""
 
 
 def check(target: Target, data: bytes) -> bool:
-    """Whether an input was accepted. Finding if it was neither accepted nor refused in one line, or took too much."""
+    """Whether an input was accepted. Finding if it was neither accepted nor refused in one line, or took too much time
+    or memory."""
     from icc.runtime.errors import IccError
 
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -71,7 +73,7 @@ def check(target: Target, data: bytes) -> bool:
             raise Finding(f"refused in {len(error.message)} characters") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Rust's panics are no Exceptions
+    except BaseException as error:  # Rust's panics are not Exceptions
         raise Finding(f"{type(error).__name__}: {str(error)[:300]}") from error
     seconds = time.process_time() - began
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
@@ -83,7 +85,7 @@ def check(target: Target, data: bytes) -> bool:
 
 
 def examples(target: Target, seed: int) -> Iterator[bytes]:
-    """Inputs without an end: seeds with one to three changes."""
+    """Endless inputs: seeds with one to three changes."""
     chance, seeds = random.Random(f"{target.name} {seed}"), target.seeds()
     while True:
         data = chance.choice(seeds)
@@ -93,7 +95,8 @@ def examples(target: Target, seed: int) -> Iterator[bytes]:
 
 
 def smaller(target: Target, data: bytes, seconds: float = 20) -> bytes:
-    """An input with pieces left out that is trouble of any kind still; itself if it is none a second time."""
+    """An input with parts removed that still causes a finding, not necessarily the same one; the input itself if it
+    causes none when tried again."""
     try:
         check(target, data)
         return data
@@ -114,7 +117,7 @@ def smaller(target: Target, data: bytes, seconds: float = 20) -> bytes:
 
 
 def keep(target: Target, data: bytes) -> Path:
-    """Put an input into the corpus."""
+    """Write an input to the corpus."""
     file = CORPUS / target.name / f"found-{hashlib.sha256(data).hexdigest()[:10]}"
     file.write_bytes(data)
     return file
@@ -124,7 +127,8 @@ def keep(target: Target, data: bytes) -> Path:
 
 
 def _work(target: Target, seed: int, end: float, under: Path) -> None:
-    """Try inputs until the time is over; `under` has the one that is tried, and in the end what was found."""
+    """Try inputs until the time is over, then exit the process: 1 after a finding, else 0. The file `under` holds the
+    input being tried."""
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (held + LARGEST, held + LARGEST))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -145,7 +149,7 @@ def _work(target: Target, seed: int, end: float, under: Path) -> None:
 
 
 def fuzz(target: Target, seed: int, seconds: float, under: Path) -> bool:
-    """Whether nothing was found in this time. An input that ends the process, or makes it hang, is a finding."""
+    """Whether nothing was found within `seconds`. An input that kills the process, or makes it hang, is a finding."""
     pid = os.fork()
     end = time.monotonic() + seconds
     if pid == 0:
@@ -164,7 +168,7 @@ def fuzz(target: Target, seed: int, seconds: float, under: Path) -> bool:
 
 
 def main() -> int:
-    """Fuzz some targets, each for its part of the time."""
+    """Fuzz some targets, each for its share of the time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", help="default: all, one after the other")
     parser.add_argument("--minutes", type=float, default=20)

@@ -1,4 +1,4 @@
-"""The server's reading of requests, without a socket: its protocol over a transport that keeps what is written, and the
+"""The server's request parser without a socket: its protocol over a transport that keeps what is written, and the
 schemas of all bodies."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INSIDE = (b"Traceback", b"0x7f", b"/runtime/", b"icc.runtime")
 
 
 def bodies(data: bytes) -> None:
-    """A body as what every route takes: the last refusal, if none takes it."""
+    """Decode a body by the schema of every route, until one accepts it; raise the last refusal if none does."""
     refused: IccError | None = None
     for kind in KINDS:
         try:
@@ -57,7 +57,7 @@ def bodies(data: bytes) -> None:
 
 
 class _Kept(asyncio.Transport):
-    """A connection on which everything is written at once."""
+    """A connection that keeps all written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Kept(asyncio.Transport):
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads a body as the server does."""
+    """An application that reads a body as the server does."""
     if scope["type"] != "http":
         return
     try:
@@ -114,7 +114,7 @@ async def _talk(data: bytes) -> bytes:
     protocol = HttpProtocol(config=_config(), server_state=state, app_state={})
     protocol.connection_made(kept)
     half = len(data) // 2
-    for part in (data[:half], data[half:]):  # as it comes from a network
+    for part in (data[:half], data[half:]):  # in two parts, as a network may deliver them
         if part and not kept.closed:
             protocol.data_received(part)
             await asyncio.sleep(0)
@@ -132,8 +132,8 @@ async def _talk(data: bytes) -> bytes:
 
 
 def conversation(data: bytes) -> None:
-    """A connection that sends this and ends: no answer of the server's own failure, no word of its inside. HttpError
-    for one that is refused."""
+    """Send these bytes over a connection and close it. The answer must not be a 5xx, nor show internals of the server.
+    HttpError if the request is refused."""
     written = asyncio.run(_talk(data))
     assert not written or (written.startswith(b"HTTP/1.1 ") and written[9:10] in b"1234"), written[:200]
     assert not any(word in written for word in INSIDE), written[:300]

@@ -1,4 +1,4 @@
-"""A raw request in pieces, and what is put between them."""
+"""A raw request in pieces, and odd pieces to put between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRANGE = [
 
 
 def mutated(chance: random.Random) -> bytes:
-    """A request whose line, headers and body are cut, repeated, swapped and filled with what is strange."""
+    """A request whose line, headers and body are cut, repeated, swapped and filled with odd pieces."""
     pieces = list(PIECES)
     for _ in range(chance.choice([0, 1, 1, 1, 2, 4])):
         at = chance.randrange(len(pieces))

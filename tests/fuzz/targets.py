@@ -1,4 +1,4 @@
-"""The parsers that read what others have written, each as a function of bytes."""
+"""The parsers of files and messages that others write, each as a function of bytes."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ SCHEMA = (
 
 @functools.cache
 def _folder() -> Path:
-    """Where inputs are written that are read as files."""
+    """The folder for inputs that are read as files."""
     _folder.kept = tempfile.TemporaryDirectory(prefix="icc-fuzz-")  # type: ignore[attr-defined]
     return Path(_folder.kept.name)  # type: ignore[attr-defined]
 
 
 def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """A parser of files, of bytes."""
+    """Make a parser of bytes from a parser of files."""
 
     def parse(data: bytes) -> object:
         path = _folder() / name
@@ -81,7 +81,7 @@ def as_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], obje
 
 
 def _weights(path: Path) -> None:
-    """What our reader of safetensors accepts, the official one accepts too."""
+    """Our reader of safetensors accepts only files that the official one accepts, too."""
     MappedWeights(EngineFiles(Folder(path.parent), {}, verify=False).map(path.name), path.name).close()
     safetensors.deserialize(path.read_bytes())
 
@@ -94,7 +94,7 @@ def _toy() -> dict[str, bytes]:
 
 
 def _engine_with(name: str, data: bytes) -> Path:
-    """The toy engine with another file, of which its manifest knows the size only."""
+    """The toy engine with one file replaced; its manifest has the size of this file, but not its digest."""
     root = _folder() / "engine"
     manifest = json.loads(_toy()["engine.json"])
     manifest["files"][name] = {"size": len(data), "sha256": "0" * 64}
@@ -106,7 +106,7 @@ def _engine_with(name: str, data: bytes) -> Path:
 
 
 def _one_file(path: Path) -> None:
-    """An IccError, or the same engine: never something else."""
+    """An IccError, or the same engine: never another one."""
     engine = open_engine(path)
     try:
         for name in ("program.json", "weights.safetensors"):
@@ -116,7 +116,7 @@ def _one_file(path: Path) -> None:
 
 
 def _adapter(config: bytes | None = None, weights: bytes | None = None) -> None:
-    """An adapter of PEFT, one of whose files is the input; every change of it is looked at."""
+    """Read a PEFT adapter, one of whose files is the input, and look at each of its changes."""
     folder = _folder() / "adapter"
     folder.mkdir(exist_ok=True)
     plain = {"adapter_config.json": "peft_config", "adapter_model.safetensors": "peft_weights"}
@@ -158,7 +158,7 @@ def _no_password() -> bytes:
 
 
 def _signature(data: bytes) -> object:
-    """What was signed, and its trusted comment, are those of the seed, whatever else is in the file."""
+    """The signed file and the trusted comment are those of the seed, whatever else is in the signature."""
     key = PublicKey.parse((CORPUS / "public_key" / "plain").read_text())
     comment = key.verify(data.decode(errors="replace"), b"A message of icc.\n")
     assert comment in {"timestamp:1795770786\tfile:message.txt\thashed", _legacy()}, "another comment was believed"

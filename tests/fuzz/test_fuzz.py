@@ -1,4 +1,4 @@
-"""RELIABILITY S2: every parser takes what it is given, or says in one line why not; see fuzz.py."""
+"""RELIABILITY S2: every parser accepts an input, or refuses it in one line; see fuzz.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_target_has_seeds_and_every_seed_a_target() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_is_in_the_corpus(name: str) -> None:
-    """One seed at least is accepted, or nothing behind the first check would ever be tried."""
+    """At least one seed is accepted; otherwise nothing after the first check would be tested."""
     assert any([check(TARGETS[name], seed) for seed in TARGETS[name].seeds()])
 
 
@@ -90,7 +90,7 @@ def test_what_is_none() -> None:
 def test_a_finding_is_made_smaller_and_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a process of its own, as `make fuzz` does it: also where the input ends the process."""
+    """A separate process tries the inputs, as in `make fuzz`, and may be killed by one."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "plain").write_bytes(b"a" * 200)
     monkeypatch.setattr(fuzz, "CORPUS", tmp_path)
@@ -105,7 +105,7 @@ def test_a_finding_is_made_smaller_and_kept(
     found.unlink()
 
     def die(data: bytes) -> None:
-        faulthandler.disable()  # what it would say looks like the suite's own end
+        faulthandler.disable()  # its output looks like the end of the test run itself
         if data != b"a" * 200:
             os.kill(os.getpid(), signal.SIGSEGV)
 

@@ -1,4 +1,4 @@
-"""Writes the first seeds of every target anew: `python tests/fuzz/write_corpus.py`. Those that were found stay."""
+"""Writes the first seeds of every target again: `python tests/fuzz/write_corpus.py`. Inputs that were found stay."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def put(target: str, name: str, data: bytes | str) -> None:
 
 
 def toy_engine(folder: Path) -> None:
-    """An engine that can be opened, but not run: its libraries are none."""
+    """An engine that can be opened, but not run: its kernel libraries are not libraries."""
     spec = importlib.util.spec_from_file_location("toy_engines", TESTS / "runtime" / "conftest.py")
     assert spec is not None and spec.loader is not None
     toys = importlib.util.module_from_spec(spec)

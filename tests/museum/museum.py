@@ -1,12 +1,11 @@
-"""RELIABILITY S13: mutants of icc's own code, each with one thing wrong that a real bug would do, and the test that
-kills it.
+"""RELIABILITY S13: mutants of icc's own code, each with one realistic bug, and the test that kills it.
 
     python tests/museum/museum.py [NAME ...] [--area AREA] [--shard 1/4] [--minutes 20] [--state build/museum.json]
         [--out benchmarks/results/museum.md] [--mutants-only]
 
-The mutants are in tests/museum/mutants/AREA.toml. Each is put into a copy of the checkout (hard links), where its test
-must fail and, without it, pass. What the state file knows of a mutant counts until the mutant, the file that it changes
-or the file of its test is another. Exit code: 0 when all are killed, 1 when one is not, 3 when some are left.
+The mutants are in tests/museum/mutants/AREA.toml. Each is put into a copy of the checkout (hard links), where its
+test must fail and, without it, pass. A result in the state file is valid until the mutant, the file that it changes or
+the file of its test changes. Exit code: 0 if all are killed, 1 if one is not, 3 if some are left to run.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).with_name("mutants")
 LEFT = 3  # exit code
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache", ".hypothesis", ".whl")
-LIMIT_S = 400.0  # of one test, on a busy machine
+LIMIT_S = 400.0  # for one test, on a busy machine
 State = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`file` with `new` in the place of `old`, which it has once. test: as pytest names one. env: what the test sees
-    in the environment, for example a part of all cases."""
+    """A bug: `new` replaces `old`, which `file` has once. test: a test's id for pytest. env: environment variables for
+    the test, for example to select some of its cases."""
 
     name: str
     area: str
@@ -50,21 +49,22 @@ class Mutant:
     env: dict[str, str] = field(default_factory=dict)
 
     def source(self) -> str:
-        """The text of the file with the mutation. ValueError unless `old` is there once."""
+        """The text of the file with the mutation. ValueError if `old` is not there exactly once."""
         text = (ROOT / self.file).read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: {self.file} has its old text {text.count(self.old)} times")
         return text.replace(self.old, self.new)
 
     def digest(self) -> str:
-        """Of all that says whether it is killed: itself, the file that it changes, the file of its test."""
+        """SHA-256 of everything that decides whether it is killed: the mutant, the file that it changes, the file of
+        its test."""
         files = (self.file, self.test.partition("::")[0])
         parts = [json.dumps(asdict(self)), *((ROOT / name).read_text() for name in files)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def all_mutants() -> list[Mutant]:
-    """Those of every area, in the order of the files."""
+    """The mutants of all areas, in the order of the files."""
     found = []
     for file in sorted(MUTANTS.glob("*.toml")):
         found += [Mutant(area=file.stem, **entry) for entry in tomllib.loads(file.read_text())["mutant"]]
@@ -75,7 +75,7 @@ def all_mutants() -> list[Mutant]:
 
 
 class Watch:
-    """A plugin of pytest: how many tests passed, and what the first that failed said."""
+    """A plugin of pytest: counts the tests that passed, and keeps the message of the first that failed."""
 
     def __init__(self) -> None:
         self.passed, self.failed, self.broken = 0, "", ""
@@ -93,19 +93,20 @@ class Watch:
 
 
 def run_test(folder: Path, test: str, env: dict[str, str]) -> dict[str, Any]:
-    """What came of a test in the checkout at `folder`: "passed", "failed", "broken" where it did not run, or "too
-    long"; and what it said. In a process that has imported the large libraries already."""
+    """Run a test in the checkout at `folder`, in a fork of this process, which has imported the large libraries.
+    "result": "passed", "failed", "broken" (it did not run) or "too long"; "said": the message, if there is one;
+    "seconds"."""
     began, said = time.monotonic(), folder.parent / "said.json"
     said.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
-        _test(folder, test, env, said)  # does not come back
+        _test(folder, test, env, said)  # does not return
     ended = 0
     while not ended and time.monotonic() - began < LIMIT_S:
         ended, _ = os.waitpid(pid, os.WNOHANG)
         time.sleep(0.02)
     try:
-        os.killpg(pid, signal.SIGKILL)  # the test, and servers that it left
+        os.killpg(pid, signal.SIGKILL)  # the test, and servers that it did not stop
     except ProcessLookupError:
         pass
     if not ended:
@@ -125,11 +126,11 @@ def _test(folder: Path, test: str, env: dict[str, str], said: Path) -> None:
         os.environ.pop("PYTEST_CURRENT_TEST", None)
         sys.path.insert(0, str(folder.parent))  # `icc` is this copy, here and in the processes that the test starts
         for name in [name for name in sys.modules if name.partition(".")[0] == "icc"]:
-            del sys.modules[name]  # where a test calls this, others have imported the checkout's own
+            del sys.modules[name]  # if a test calls this, the checkout's own icc is imported
         import pytest
 
         if torch := sys.modules.get("torch"):
-            torch.set_num_threads(torch.get_num_threads())  # the pool of a fork: two threads must not ask first
+            torch.set_num_threads(torch.get_num_threads())  # the fork's thread pool: made before two threads need it
         watch = Watch()
         code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", test], plugins=[watch])
         if watch.failed:
@@ -145,7 +146,7 @@ def _test(folder: Path, test: str, env: dict[str, str], said: Path) -> None:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A copy of the checkout, of hard links: a folder `icc`, so that it can be imported by that name."""
+    """A copy of the checkout by hard links, in a folder named `icc` so that it can be imported."""
     parent = ROOT / "build"
     parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="museum-", dir=parent) as name:
@@ -165,10 +166,10 @@ def _link(source: str, target: str) -> None:
 
 @contextmanager
 def mutated(folder: Path, mutant: Mutant) -> Iterator[None]:
-    """The copy with the mutation, as long as it lasts."""
+    """The copy has the mutation until the end of the block."""
     target = folder / mutant.file
     text = mutant.source()
-    target.unlink()  # a link: the checkout's own file stays as it is
+    target.unlink()  # a hard link: the checkout's own file stays as it is
     target.write_text(text)
     try:
         yield
@@ -178,7 +179,7 @@ def mutated(folder: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def warm(mutants: Iterable[Mutant]) -> None:
-    """Import what most of their tests import, once for all."""
+    """Import the libraries that most of the tests import, once for all forks."""
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     names = ["pytest", "numpy", "msgspec", "tokenizers", "hypothesis", "hypothesis.stateful"]
@@ -187,7 +188,7 @@ def warm(mutants: Iterable[Mutant]) -> None:
     for name in names:
         importlib.import_module(name)
     assert "icc" not in sys.modules
-    sys.dont_write_bytecode = True  # hard links of the checkout's own would be written
+    sys.dont_write_bytecode = True  # would write through hard links into the checkout
 
 
 # -- all of them ---------------------------------------------------------------------------------------------------
@@ -208,13 +209,13 @@ def judge(folder: Path, mutant: Mutant, whole: dict[str, str] | None) -> dict[st
 
 
 def known(mutant: Mutant, state: State) -> str:
-    """What came of it; "left" if that is not known, or was before something changed."""
+    """The known result of a mutant; "left" if there is none, or something has changed since."""
     found = state.get(mutant.name, {})
     return found["result"] if found.get("of") == mutant.digest() else "left"
 
 
 def table(mutants: list[Mutant], state: State) -> str:
-    """The results as Markdown."""
+    """The results as a Markdown page."""
     results = {mutant.name: known(mutant, state) for mutant in mutants}
     killed = list(results.values()).count("killed")
     lines = [
@@ -245,7 +246,7 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
 
 
 def main() -> int:
-    """Run what is not known yet."""
+    """Run the mutants whose results are not known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of mutants (default: all)")
     parser.add_argument("--area")

@@ -41,20 +41,20 @@ def test_every_mutant_says_what_it_changes_and_which_test_minds() -> None:
 
 
 def test_the_quickest_are_killed(tmp_path: Path) -> None:
-    """Their tests without them are run beside this one."""
+    """The tests without a mutant are not run here: the suite runs them."""
     done = run(*QUICKEST, "--mutants-only", state=tmp_path / "state.json")
     assert done.returncode == 0 and done.stdout.endswith("6 killed\n"), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("area", soak(*AREAS))
 def test_all_are_killed(area: str) -> None:
-    """What is known stays known: a piece of `make soak` that ends early goes on where it was."""
+    """Known results are kept: a part of `make soak` that was interrupted continues."""
     done = run("--area", area, "--minutes", "600", state=ROOT / "build" / "museum.json")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_does_not_fail_or_does_not_run_is_no_kill(tmp_path: Path) -> None:
-    """A mutant that its test does not mind survives; one after which nothing can be imported is none."""
+    """A mutant that its test does not notice survives; one that breaks the import is not killed."""
     (tmp_path / "icc").mkdir()
     (tmp_path / "icc" / "__init__.py").write_text("")
     for name, text, result in (

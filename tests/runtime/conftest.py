@@ -42,7 +42,7 @@ VOCAB = 258  # 256 bytes, <bos>, <eos>
 
 
 def toy_manifest(**changes: Any) -> Manifest:
-    """A manifest without files; `changes` replace fields of it or of its model and limits."""
+    """A manifest without files; `changes` replace its fields, or those of its model and limits."""
     model = {
         "architecture": "Toy",
         "vocab_size": VOCAB,
@@ -94,7 +94,7 @@ def toy_program(samples: bool = True) -> Program:
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """One token per byte: id b for byte b, in the order of the bytes; then <bos> and <eos>."""
+    """One token per byte: byte b has id b; then <bos> and <eos>."""
     alphabet = _byte_alphabet()
     model = tokenizers.models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[])
     tokenizer = tokenizers.Tokenizer(model)
@@ -105,7 +105,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-in for each byte."""
+    """The printable characters that GPT-2 uses for bytes, by byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -120,7 +120,7 @@ def write_weights(file: Path, rule: int) -> None:
 
 
 def seal(root: Path, manifest: Manifest) -> None:
-    """(Re)write engine.json for the files that are there."""
+    """Write or rewrite engine.json, with the digests of the files that are there."""
     files = {
         path.relative_to(root).as_posix(): FileEntry(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(root.rglob("*"))
@@ -147,7 +147,7 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
 
 @pytest.fixture(scope="session")
 def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
-    """Writes a toy engine at a path; rule 0 counts upwards, rule 1 hashes the context.
+    """Write a toy engine to a path; rule 0 counts upwards, rule 1 hashes the context.
 
     tokenizer_files: more files of the tokenizer, by name. Other arguments change the manifest.
     """

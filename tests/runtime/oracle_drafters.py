@@ -1,4 +1,4 @@
-"""Drafters that know what the fake model says next, or that always guess the same."""
+"""Drafters for tests: one that knows the fake model's next tokens, and one that always guesses the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOCAB = 258
 
 
 class Oracle(Drafter):
-    """Random trees of guesses, of which a share is what the fake model says next."""
+    """Random trees of guesses; a guess is the fake model's next token with probability `right`."""
 
     name, first_rate = "oracle", 0.5
 
@@ -39,7 +39,7 @@ class Oracle(Drafter):
 
 
 class Fixed(Drafter):
-    """The same tree behind every token."""
+    """Guesses the same tree after every token."""
 
     name, first_rate = "fixed", 0.5
 

@@ -1,7 +1,7 @@
-"""A process that goes by the rules of macOS or Windows: `python other_system.py darwin|win32 ENGINE [COMMAND]`.
+"""A process that behaves as on macOS or Windows: `python other_system.py darwin|win32 ENGINE [COMMAND]`.
 
-What the system has not is taken away before icc is imported: modules, functions of os, flags of mmap, files of the
-kernel. Other packages are imported first: their makers know the systems.
+Whatever the system lacks is removed before icc is imported: modules, functions of os, flags of mmap, files of the
+kernel. Other packages are imported before that: they support these systems themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ for package in ("click", "minijinja", "msgspec", "numpy", "rich.console", "rich.
     importlib.import_module(package)
 
 SYSTEM, ENGINE, *COMMAND = sys.argv[1:]
-# What cpuid says by leaf and subleaf: FMA, F16C and XGETBV; AVX2.
+# The results of cpuid by (leaf, subleaf): FMA, F16C and XGETBV; AVX2.
 HASWELL = {(0, 0): 13, (1, 0): 1 << 76 | 1 << 93 | 1 << 91, (7, 0): 1 << 37}
 NEITHER = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING")
 LACKS: dict[str, dict[Any, tuple[str, ...]]] = {
@@ -40,13 +40,13 @@ MODULES = {"darwin": (), "win32": ("fcntl", "resource", "pwd", "grp", "termios",
 
 
 def without(event: str, given: tuple[Any, ...]) -> None:
-    """There is no /proc and no /sys."""
+    """Hide /proc and /sys."""
     if event in ("open", "os.scandir", "os.listdir") and str(given[0]).startswith(("/proc/", "/sys/")):
         raise FileNotFoundError(2, "No such file or directory", given[0])
 
 
 class Kernel32:
-    """A machine with 8 GiB."""
+    """A kernel32 of a machine with 8 GiB."""
 
     @staticmethod
     def GlobalMemoryStatusEx(status: Any) -> int:  # noqa: N802
@@ -92,7 +92,7 @@ from icc.runtime.llm import LLM  # noqa: E402
 from icc.runtime.loop.fake import FakeExecutor  # noqa: E402
 from icc.runtime.tokenizer import Tokenizer  # noqa: E402
 
-NEEDS_MORE = ("serve", "batch", "bench serve")  # the server's packages
+NEEDS_MORE = ("serve", "batch", "bench serve")  # packages of the server
 for name, command in COMMANDS.items():
     if name not in NEEDS_MORE:
         command.load()
@@ -106,7 +106,7 @@ MAC = {"hw.optional.avx2_0", "hw.optional.fma", "hw.optional.f16c", "hw.physical
 cpuid.mac_number = system.mac_number = lambda name: int(name in MAC)
 if COMMAND:
     sys.exit(main([*COMMAND, ENGINE, "--ids", "97"]))
-engine = open_engine(ENGINE)  # the best library of the system for the CPU
+engine = open_engine(ENGINE)  # the fastest library for the CPU, built for this system
 assert engine.library is not None
 KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
 assert (SYSTEM == "win32") == (not hasattr(os, "fork")) and not hasattr(os, "memfd_create")

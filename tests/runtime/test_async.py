@@ -1,4 +1,4 @@
-"""AsyncLLM: requests of many tasks in one batch, each ended with its task."""
+"""AsyncLLM: requests of many tasks in one batch; a request ends with its task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 @pytest.fixture(params=[FakeExecutor, FakeDevice])
 def opened(request: Any, toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> tuple[AsyncLLM, Executor]:
-    """An AsyncLLM that counts upwards, and its executor."""
+    """An AsyncLLM whose model counts upwards, and its executor."""
     executor = request.param(
         vocab_size=VOCAB, num_blocks=8000, block_size=8, max_batch_size=8, max_step_tokens=256, rule=successor
     )

@@ -1,4 +1,4 @@
-"""The list of a step's arrays against those who restate it: the C interface, and what rows are sampled by."""
+"""The arrays of a step, compared with their copies: the C interface, and the sampling of rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from icc.runtime.format.batch import CPU_INPUTS, INPUTS, OUTPUTS, PLAN_ARRAYS, S
 from icc.runtime.format.program import DRAFTS
 
 HEADER = Path(__file__).parents[2] / "codegen_templates" / "cpp" / "abi.h"
-DIMS = {"V": "vocab", "H": "heads", "R": "ranks"}  # as the header writes them
+DIMS = {"V": "vocab", "H": "heads", "R": "ranks"}  # their names in the header
 LIMITS = BatchLimits(8, 3, 5, 4)
 
 
 def test_the_c_interface_has_these_arrays() -> None:
-    """Every field of the struct in its order, with its type and the shape that its comment states."""
+    """Every field of the struct in order, with its type and with the shape that its comment states."""
     body = re.search(r"struct icc_batch \{\n(.*?)\n\};", HEADER.read_text(), re.DOTALL)
     assert body is not None
     found = re.findall(r"^    (const )?(int32_t|float)(\*?) (\w+); +// (\[[^]]*\])?", body[1], re.MULTILINE)
@@ -45,7 +45,7 @@ def test_rows_are_sampled_by_these_arrays() -> None:
         "seed": [[9, 3], [0, 0]], "counter": [2, 0],
     }  # fmt: skip
     assert not any(array[0].any() or array[3:].any() for array in arrays.values())
-    assert GREEDY.temperature == 0 and len(SAMPLED) == len(Sampled.__struct_fields__) - 1  # the logits are not sampled
+    assert GREEDY.temperature == 0 and len(SAMPLED) == len(Sampled.__struct_fields__) - 1  # logits are no result
 
 
 def test_a_batch_is_packed_into_these_arrays() -> None:

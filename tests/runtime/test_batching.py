@@ -1,4 +1,4 @@
-"""`icc bench --batching`: which requests begin when, by mode, and what is reported of that."""
+"""`icc bench --batching`: when requests begin in each mode, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Path]
 
 
 class Clock:
-    """A clock that steps and naps move, so that what begins when does not hang on the machine."""
+    """A clock that steps (1 s) and sleeps (0.25 s) advance, so that the machine's speed does not matter."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -37,13 +37,13 @@ class Clock:
         self.now += 0.25
 
 
-# a step takes 1 s, and each prompt one step, which gives its first token
+# a step takes 1 s; a prompt takes one step, which gives its first token
 REQUESTS = [
     TimedRequest(due, [1], tokens)
     for due, tokens in [(0.0, 2), (0.0, 6), (1.0, 2), (4.0, 2), (20.0, 1)]
 ]  # fmt: skip
 STARTS = {
-    "static": [0.0, 0.0, 6.0, 6.0, 20.0],  # pairs, until the longer has ended; the last is alone, as nothing more comes
+    "static": [0.0, 0.0, 6.0, 6.0, 20.0],  # pairs, until the longer one ends; the last one runs alone
     "dynamic": [0.0, 0.0, 6.0, 6.0, 20.0],
     "continuous": [0.0, 0.0, 2.0, 4.0, 20.0],  # as soon as a place is free
 }
@@ -71,7 +71,7 @@ def test_a_static_batch_waits_to_be_full_and_a_dynamic_one_for_its_window(
     with load(make_engine()) as llm:
         for mode, starts in (
             ("static", [10.0, 10.0, 10.0, 30.0]),
-            ("dynamic", [2.0, 2.0, 12.0, 30.0]),  # the last of all waits for nobody
+            ("dynamic", [2.0, 2.0, 12.0, 30.0]),  # the last request waits for no other
             ("continuous", [0.0, 1.0, 10.0, 30.0]),
         ):
             with monkeypatch.context() as patched:

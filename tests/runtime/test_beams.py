@@ -1,4 +1,4 @@
-"""Beam search over fakes: what it finds, whatever runs beside it and whatever it loses on the way."""
+"""Beam search over fakes: the texts that it finds, beside other requests and after losses of KV."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scores = Callable[[Sequence[int]], np.ndarray]
 
 
 def varied(context: Sequence[int], vocab_size: int = VOCAB) -> np.ndarray:
-    """Logits of a model that has something to say about every token, and sees all tokens before."""
+    """Random logits that depend on all tokens before, float32 [vocab_size]."""
     return np.random.default_rng(list(context)).normal(0, 2, vocab_size).astype(np.float32)
 
 
@@ -61,7 +61,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def every_text(scores: Scores, vocab: int, end: int, longest: int) -> dict[tuple[int, ...], float]:
-    """All texts that end, or are of the longest length, with the sums of their log-probabilities."""
+    """The sums of log-probabilities of all texts that end, or have the maximum length, by their tokens."""
     found: dict[tuple[int, ...], float] = {}
     going_on: dict[tuple[int, ...], float] = {(): 0.0}
     for length in range(1, longest + 1):
@@ -132,7 +132,7 @@ def test_the_same_is_found_with_little_memory_and_among_others(make: Callable[..
 
 
 def test_beams_share_what_they_have_in_common(make: Callable[..., LLM]) -> None:
-    """A prompt of ten blocks is there once; of what comes after it each beam writes to blocks of its own."""
+    """The ten blocks of the prompt exist once; each beam has its own blocks for the tokens after it."""
     llm = make(num_blocks=30)
     task = llm.submit(llm.prompting.completion(list(range(40)), SamplingParams(beams=4, max_tokens=14)))
     most = 0
@@ -208,7 +208,7 @@ def test_a_stream_brings_all_tokens_at_the_end(make: Callable[..., LLM]) -> None
 
 
 def texts_of(llm: LLM, prompt: list[int], form: str, ending: list[int]) -> dict[str, float]:
-    """All texts of three letters a and b, scored by the model over all tokens."""
+    """The scores of all texts of three letters a and b, by the model over all tokens."""
     found = {}
     for letters in itertools.product("ab", repeat=3):
         tokens = [*map(ord, letters), *ending]
@@ -221,7 +221,7 @@ def texts_of(llm: LLM, prompt: list[int], form: str, ending: list[int]) -> dict[
 
 
 def test_every_beam_has_its_own_place_in_a_grammar(make: Callable[..., LLM]) -> None:
-    """Of eight texts all are found, best first, none twice; none of the rest is looked at."""
+    """All eight texts are found, best first, none twice; no other text is considered."""
     llm, form = make(), "[ab]{3}"
     every = texts_of(llm, PROMPTS[0], form, [257])
     params = SamplingParams(beams=8, n=8, max_tokens=10, regex=form, early_stopping="never", length_penalty=0.0)
@@ -247,7 +247,7 @@ def test_every_beam_has_its_own_place_in_a_grammar(make: Callable[..., LLM]) -> 
 def test_beams_tell_where_there_are_fewer_texts_than_wanted(
     make: Callable[..., LLM], n: int, found: int, form: dict[str, Any]
 ) -> None:
-    """No text is given that its grammar lets go on only, and none that is not there."""
+    """Neither a text that the grammar does not let end, nor one that does not exist, is returned."""
     llm = make()
     params = SamplingParams(beams=4, n=n, max_tokens=4, **form)
     with pytest.raises(RequestError, match=f"found {found} of the {n} texts") as caught:

@@ -30,7 +30,7 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
 
 @pytest.fixture(params=[FakeExecutor, FakeDevice])
 def llm(request: Any, toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> LLM:
-    """Counts upwards; its prompts are rendered by TEMPLATE."""
+    """A model that counts upwards; its prompts are rendered by TEMPLATE."""
     executor = request.param(vocab_size=VOCAB, num_blocks=400, max_step_tokens=64, rule=successor)
     tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
     manifest = toy_manifest(max_seq_len=200)
@@ -47,7 +47,7 @@ def test_a_conversation_is_answered_through_the_template(llm: LLM) -> None:
 
 
 def test_how_a_conversation_is_put(llm: LLM) -> None:
-    told = llm.render(HELLO, tools=[{"type": "function"}])  # the template has no format of calls that icc can read
+    told = llm.render(HELLO, tools=[{"type": "function"}])  # icc can read no format of calls in the template
     assert told.startswith("<bos>[system]You can call these tools:") and told.endswith("<eos>[user]hi<eos>[assistant]")
     assert llm.render(HELLO, add_generation_prompt=False) == "<bos>[user]hi<eos>"
     begun = [*HELLO, {"role": "assistant", "content": "Well"}]
@@ -72,7 +72,7 @@ def test_a_stream_takes_prompts_and_messages_and_ends_with_a_reason(llm: LLM) ->
 
 
 def test_what_an_answer_is_sampled_with(llm: LLM, toy_manifest: Callable[..., Any]) -> None:
-    """The model's own defaults, else temperature 1; as long as the context allows, if nothing is said."""
+    """By default the model's own parameters, or temperature 1, and the longest answer that fits into the context."""
     given = llm.prompting.chat_params(None, 50)
     assert (given.temperature, given.max_tokens) == (1.0, 150)
     assert llm.prompting.chat_params(GREEDY, 50).temperature == 0.0
@@ -149,7 +149,7 @@ def test_one_of_several_templates_is_chosen_as_transformers_does(llm: LLM) -> No
     named = {"tool_use": "T{{ messages[0].content }}{{ tools | length }}", "rag": "R{{ documents[0].text }}"}
     several = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("D", {}, named))
     assert several.render(HELLO) == "D"
-    assert several.render(HELLO, tools=[{"type": "function"}]) == "D"  # told in words: how T has calls cannot be read
+    assert several.render(HELLO, tools=[{"type": "function"}]) == "D"  # icc cannot read T's calls
     assert several.render(HELLO, chat_template="rag", documents=[{"text": "x"}]) == "Rx"
     assert several.render(HELLO, tools=[{"type": "function"}], chat_template="default") == "D"
     with pytest.raises(RequestError, match="it has default, tool_use, rag"):

@@ -1,4 +1,4 @@
-"""`icc chat` and how `icc run` finds its prompt: sessions over fakes, then the commands on toy engines."""
+"""`icc chat`, and the prompt of `icc run`: sessions over fakes, then the commands on toy engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from icc.runtime.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"  # like the beginning of an answer that is given
+    "{% if add_generation_prompt %}[assistant]{% endif %}"  # as at the beginning of an answer in the history
 )
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731
 
@@ -84,7 +84,7 @@ def test_the_oldest_turns_make_room(session: Session) -> None:
     assert sum(answer.forgotten for answer in answers) == 8 - len(session.history.turns)
     later = [answer for answer in answers if answer.forgotten]
     assert later and session.history.messages[0] == {"role": "system", "content": "S"}
-    assert answers[answers.index(later[0]) + 1].forgotten == 0  # half of the context was made free
+    assert answers[answers.index(later[0]) + 1].forgotten == 0  # half of the context was freed before
     turns = len(session.history.turns)
     with pytest.raises(RequestError, match=r"this takes 1.. tokens, the context has 120"):
         session.ask("x" * 130, nowhere, NEVER)
@@ -184,7 +184,7 @@ def talking(make_engine: Make) -> str:
 
 
 def given(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
-    """Standard input, redirected."""
+    """Redirect standard input to this text."""
     raw = io.BytesIO(text if isinstance(text, bytes) else text.encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
 
@@ -300,7 +300,7 @@ class Screen:
         os.write(self._end, text.encode())
 
     def shows(self, words: str, seconds: float) -> bool:
-        """Read on until these words come; False if they do not, within so many seconds."""
+        """Read until these words appear; False if they do not within so many seconds."""
         end = time.monotonic() + seconds
         while words not in self.text:
             if not select.select([self._end], [], [], max(end - time.monotonic(), 0))[0]:

@@ -1,4 +1,4 @@
-"""The commands, in an engine of its own and through `icc.runtime.cli.commands`, and what importing costs."""
+"""The commands, as processes and through `icc.runtime.cli.commands`, and the cost of imports."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_eval_scores_each_token_once(
         result = evaluate_text(llm, text, window=window, stride=stride)
     raw = text.encode()
     assert result.tokens == len(raw) - (bos is None)
-    # the toy predicts the byte after the last: logit 10 against 0
+    # the toy predicts the byte after the last one: logit 10, all others 0
     window = window or 64
     room = window - (bos is not None)
     cut = windows(len(raw), room, stride or max(room // 2, 1))

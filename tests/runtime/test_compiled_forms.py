@@ -1,4 +1,5 @@
-"""`icc compile --schema` and `--grammar`: forms of answers, lowered in the engine and ready when it is loaded."""
+"""`icc compile --schema` and `--grammar`: grammars of answers are lowered in the engine, and ready when it is
+loaded."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_mistakes_are_told_in_a_line(kind: Any, text: str, why: str, tmp_path: P
 
 
 def test_a_tokenizer_that_grammars_cannot_read(tmp_path: Path) -> None:
-    """The compile refuses it; the thread that compiles forms of an engine from before does not end in a traceback."""
+    """The compile refuses it. For an older engine, the thread that compiles its grammars does not fail with a
+    traceback."""
     unread = tmp_path / "tokenizer.json"
     letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<eos>": 2}, []))
     letters.decoder = tokenizers.decoders.Fuse()

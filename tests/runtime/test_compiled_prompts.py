@@ -1,4 +1,5 @@
-"""`icc compile --prefix`: an engine has the KV of system prompts, and answers as one that has not, bit for bit."""
+"""`icc compile --prefix`: an engine contains the KV of system prompts; its answers are those without it, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def save_model(tiny: Any, folder: Path, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A compiled tiny model of a kind, whose tokens are words, with a compiled prompt."""
+    """Compiles a tiny model of a kind, once, with a compiled prompt; its tokens are words."""
     folder, made = tmp_path_factory.mktemp("prompts"), dict[str, Path]()
     (folder / "system.txt").write_text(SYSTEM)
 
@@ -70,7 +71,7 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 @contextlib.contextmanager
 def without(engine: Path) -> Iterator[LLM]:
-    """The same engine, loaded as if nothing were compiled in."""
+    """Load the engine without its compiled prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptsOfEngine, "of", lambda engine: None)
         with icc.load(engine, threads=1) as llm:
@@ -86,7 +87,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=
 
 
 def answer(llm: LLM, prompt: Sequence[int], salt: bytes = b"") -> tuple[list[int], Any, int, bytes]:
-    """Tokens, log-probabilities, tokens that were cached, and the bits of the first logits."""
+    """The tokens, their log-probabilities, the number of cached tokens, and the bits of the first logits."""
     [one] = llm.loop.add(prompt, GREEDY, Standing(salt=salt))
     first = b""
     while one.finish_reason is None:
@@ -107,7 +108,7 @@ def test_answers_are_those_of_an_engine_without(kind: str, engines: Make) -> Non
             [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "w9 w8 w7"}]
         )
         assert prompt[: len(facts["tokens"])] == facts["tokens"]
-        for salt in (b"", b"a tenant"):  # a server sets its clients apart
+        for salt in (b"", b"a tenant"):  # a server gives each client a salt
             *found, cached, bits = answer(llm, prompt, salt)
             *wanted, none, own_bits = answer(plain, prompt, salt)
             assert (cached, none) == (facts["length"], 0)
@@ -122,7 +123,7 @@ def test_answers_are_those_of_an_engine_without(kind: str, engines: Make) -> Non
 def test_a_server_has_them_after_it_has_checked_its_answers(
     kind: str, engines: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Canary prompts are computed in the cache's first blocks, where compiled prompts lie afterwards."""
+    """Canary prompts use the cache's first blocks, which compiled prompts occupy afterwards."""
     prompt, found = [*compiled(engines(kind))["tokens"], 9, 8], list[Any]()
 
     class Asked:
@@ -146,7 +147,7 @@ def test_a_server_has_them_after_it_has_checked_its_answers(
 
 
 def test_a_compile_again_gives_the_same(engines: Make) -> None:
-    """`icc verify --rebuild` needs no file of --prefix: the engine has the prompt."""
+    """`icc verify --rebuild` does not need the file of --prefix: the engine contains the prompt."""
     engine = engines("llama")
     done = CliRunner().invoke(main, ["verify", str(engine), "--rebuild", str(engine.parent / "llama")])
     assert done.exit_code == 0 and "gives the same engine" in done.output, done.output
@@ -162,7 +163,7 @@ def test_nothing_of_the_prefix_is_computed(engines: Make) -> None:
             llm.loop.step()
             ran += llm.loop.last_step_tokens
         assert ran == len(facts["tokens"]) + 2 - facts["length"] < 24
-        llm.loop.add([*facts["tokens"][:40], 9, 8], SamplingParams(max_tokens=1))  # a part of it is found, too
+        llm.loop.add([*facts["tokens"][:40], 9, 8], SamplingParams(max_tokens=1))  # its beginning is found, too
         llm.loop.step()
         size = llm.loop.scheduler.kv.multiple
         assert llm.loop.last_step_tokens == 42 - 40 // size * size
@@ -175,7 +176,7 @@ def test_it_is_never_evicted_and_clients_stay_apart(engines: Make) -> None:
         llm.generate(others, SamplingParams(max_tokens=2, ignore_eos=True))
         prompt = [*facts["tokens"], *range(10, 40)]
         assert answer(llm, prompt, b"one")[2] == facts["length"]
-        assert answer(llm, prompt, b"one")[2] > facts["length"]  # its own words
+        assert answer(llm, prompt, b"one")[2] > facts["length"]  # the prompt's own tokens
         assert answer(llm, prompt, b"two")[2] == facts["length"], "another client's words are found"
         llm.loop.scheduler.check()
 
@@ -188,7 +189,7 @@ def test_it_is_there_in_a_cache_that_was_made_anew(engines: Make) -> None:
 
 
 def test_a_request_may_fill_the_rest_of_the_cache(engines: Make) -> None:
-    """The prompt has room of its own: requests of full length run as they would without it."""
+    """Compiled prompts have extra blocks: requests of full length run as without them."""
     with icc.load(engines("llama"), threads=1) as llm:
         with without(engines("llama")) as plain:
             for group, other in zip(llm.loop.scheduler.kv.groups, plain.loop.scheduler.kv.groups, strict=True):
@@ -199,7 +200,7 @@ def test_a_request_may_fill_the_rest_of_the_cache(engines: Make) -> None:
 
 
 def test_other_kernels_compute_it_when_loaded(engines: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of another level may round otherwise: what they would not give is not taken."""
+    """Kernels of another level may round differently, so that their prompts' KV is not taken from the engine."""
     facts = compiled(engines("llama"))
     monkeypatch.setattr(PromptsOfEngine, "fits", lambda self, identity: False)
     with icc.load(engines("llama"), threads=1) as llm, without(engines("llama")) as plain:
@@ -221,7 +222,7 @@ def test_a_changed_file_is_refused(engines: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_prompt_comes_back_from_disk(kind: str, engines: Make, tmp_path: Path) -> None:
-    """What requests ask to keep, of a system message in front of which nothing is compiled; with recurrent states."""
+    """Requests ask to keep a prompt; also with recurrent states, and where no compiled prompt is used."""
     first = run_kept(engines(kind), tmp_path)
     second = run_kept(engines(kind), tmp_path)
     assert first[0] == 0 < 32 <= second[0] <= 50
@@ -229,7 +230,7 @@ def test_a_kept_prompt_comes_back_from_disk(kind: str, engines: Make, tmp_path: 
 
 
 def run_kept(engine: Path, folder: Path) -> tuple[int, Any, Any]:
-    """A process that keeps a prompt in a folder, or finds it there: tokens that were cached, and the answer."""
+    """Load the engine, and keep a prompt in a folder or find it there: the number of cached tokens, and the answer."""
     prompt = [5 + (7 * n) % 110 for n in range(100)]
     end, there = time.monotonic() + 20, list[bool]()
     with without(engine) as llm:
@@ -302,7 +303,7 @@ def test_a_text_is_the_system_message_and_messages_are_messages(tmp_path: Path) 
     shot = [{"role": "system", "content": "w20"}, {"role": "user", "content": "w30"}]
     found = tokens_of(folder, "b.json", json.dumps([*shot, {"role": "assistant", "content": "w31"}]))
     assert (found.kind, found.tokens) == ("messages", (1, 20, 2, 1, 30, 2, 1, 31, 2, 1))
-    found = tokens_of(folder, "c.json", json.dumps(shot))  # which may be the whole conversation
+    found = tokens_of(folder, "c.json", json.dumps(shot))  # it may be a whole conversation
     assert found.tokens == (1, 20, 2, 1, 30, 2)
 
 

@@ -1,4 +1,4 @@
-"""Kernel threads stay on the cores that LoadOptions.cores names, as the system itself tells."""
+"""Kernel threads stay on the cores of LoadOptions.cores, according to the operating system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def threads() -> dict[str, str]:
-    """Of each thread of this process, the cores that it may run on."""
+    """The cores on which each thread of this process may run, as a list in text, by the thread's id."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         status = (task / "status").read_text()
@@ -49,11 +49,11 @@ def test_kernel_threads_stay_on_their_cores(engines: Path) -> None:
         llm.generate([[1, 5, 9]], SamplingParams(max_tokens=3, ignore_eos=True))
         assert threads()[str(os.getpid())] == last
     assert threads()[str(os.getpid())] == before[str(os.getpid())]
-    with load(engines / "gemma2.engine", threads=2, cores=last, spec="none") as llm:  # a second executor has them, too
+    with load(engines / "gemma2.engine", threads=2, cores=last, spec="none") as llm:  # a second executor uses them, too
         speculator = llm.speculator("layer-skip")
         assert [cores for thread, cores in threads().items() if thread not in before] == [last] * 2
         speculator.drafter.close()
-    with load(engines / "llama.engine", cores=last) as llm:  # as many threads as cores, if nobody says how many
+    with load(engines / "llama.engine", cores=last) as llm:  # by default as many threads as cores
         assert not threads().keys() - before.keys()
 
 
@@ -94,7 +94,7 @@ def test_commands_that_load_engines_have_them(name: str) -> None:
 
 
 class Host:
-    """A machine by the files that it shows; all others are not there."""
+    """A machine, described by its system files; no other file exists."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, **files: str) -> None:
         self.files = {"/" + name.replace("__", "/"): text for name, text in files.items()}
@@ -108,7 +108,7 @@ def test_slower_cores_of_a_hybrid_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     siblings = {f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n & ~1},{n | 1}" for n in range(4)}
     host = Host(
         monkeypatch, 8, sys__devices__cpu_core__cpus="0-3"
-    )  # four hyperthreads of two fast cores, four slow ones
+    )  # four hyperthreads of two fast cores, and four slow cores
     host.files |= siblings
     assert cores.fast_cores(range(8)) == cores.preferred_cores() == {0, 1, 2, 3} and usable_cores() == 2
     assert cores.fast_cores([5, 6]) == {5, 6}, "where it may use no other"
@@ -147,7 +147,7 @@ def test_a_mac_has_as_many_threads_as_performance_cores(
 
 V1 = {"/proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n0::/\n", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
 NESTED = {"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/cpu.max": "max 100000"}
-V1_OF = "/sys/fs/cgroup/cpu,cpuacct/docker{}/cpu.cfs_{}_us"  # where nobody made links to its controllers
+V1_OF = "/sys/fs/cgroup/cpu,cpuacct/docker{}/cpu.cfs_{}_us"  # without links to the controllers
 V1_NESTED = {"/proc/self/cgroup": "5:cpuset:/y\n4:cpu,cpuacct:/docker/x\n1:name=systemd:/z\n0::/\n"} | {
     V1_OF.format(part, name): value
     for part, quota in (("", "400000"), ("/x", "300000"))
@@ -186,7 +186,7 @@ def test_quotas_of_control_groups(
 
 
 def test_a_quota_and_the_cores_that_a_process_may_use_both_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What taskset and cpusets leave, without hyperthreads of a core that counts already, within the quota."""
+    """The limits of taskset and cpusets, counting one hyperthread of each core, and the cgroup's quota."""
     host = Host(monkeypatch, 8)
     host.files |= {
         f"/sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % 4},{n % 4 + 4}" for n in range(8)

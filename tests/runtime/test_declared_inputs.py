@@ -1,4 +1,4 @@
-"""What a program declares and requests give per token: how it is packed, carried, checked, and kept apart."""
+"""Inputs per token that a program declares and requests give: packing, transport, checks, and separate KV blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from icc.runtime.server.engine.messages import Submit, ToEngine, encode
 
 LIMITS = BatchLimits(tokens=12, seqs=4, blocks=5, logit_rows=4)
 MARK = BatchArray("mark", ("T",), fill=-1)
-AXES = BatchArray("axes", ("T", 3))  # transformers' [3, T], by rows as everything here
+AXES = BatchArray("axes", ("T", 3))  # transformers has [3, T]; here rows come first, as in all arrays
 STEER = BatchArray("steer", ("T", 4), "f16")
 DECLARED = (MARK, AXES, STEER)
 
@@ -37,7 +37,7 @@ def part(number: int, count: int, start: int = 0, **more: Any) -> ScheduledSeque
 
 
 def rows(array: BatchArray, count: int, base: int) -> bytes:
-    """Row t is full of base + t."""
+    """The bytes of `count` rows; all numbers of row t are base + t."""
     numbers = np.repeat(base + np.arange(count), array.row_bytes // np.dtype(_numpy(array)).itemsize)
     return numbers.astype(_numpy(array)).tobytes()
 
@@ -52,7 +52,7 @@ def packed() -> tuple[DeclaredRows, dict[str, np.ndarray]]:
 
 
 def seen(arrays: dict[str, np.ndarray], array: BatchArray) -> list[int]:
-    """The first number of every row, all numbers of which are alike."""
+    """The first number of each row; all numbers of a row must be equal."""
     values = arrays[array.name].view(_numpy(array)).reshape(LIMITS.tokens, -1)
     assert (values == values[:, :1]).all()
     return [int(value) for value in values[:, 0]]
@@ -68,7 +68,7 @@ def test_a_chunk_has_the_rows_of_its_positions_and_everybody_else_the_fill() -> 
 
 
 def test_what_a_step_leaves_is_not_met_by_the_next() -> None:
-    """A longer step is followed by shorter ones; behind the rows that a sequence gives its tokens have the fill."""
+    """A long step is followed by shorter ones: tokens without a given row have the fill value."""
     declared, arrays = packed()
     given = {"mark": rows(MARK, 4, 20)}
     declared.pack(ScheduledBatch((part(1, 12, extras={"mark": rows(MARK, 12, 1)}),)))
@@ -172,7 +172,7 @@ def test_rows_reach_the_process_of_the_engine() -> None:
 
 
 def test_no_product_of_types_and_vocabulary_is_left() -> None:
-    """Of tokens' types: an input like any other. Only the reader of format 2 knows what that called the coding."""
+    """Token types are an input like any other. Only the reader of format 2 knows how that version encoded them."""
     root = Path(__file__).parents[2]
     command = ["grep", "-rn", "--include=*.py", "token_types", "compiler/graph", "compiler/engine", "runtime"]
     found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""With temperature, what speculation gives has the model's distribution."""
+"""At temperatures above 0, samples with speculation have the model's distribution."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from oracle_drafters import Fixed
 from sizes import size_of
 
 SMALL, DRAWS = size_of("small_vocabulary"), size_of("draws")
-TOKENS = 20  # of a text; each is a draw
-TREE = Draft((3, 0, 4, 1, 2), (-1, -1, 1, 1, 0))  # some siblings, one of them with children
+TOKENS = 20  # tokens of a text; each is a draw
+TREE = Draft((3, 0, 4, 1, 2), (-1, -1, 1, 1, 0))  # siblings, two of them with children
 
 
 class Table(FakeExecutor):
-    """The logits depend on the last two tokens, of which there are three kinds; the first five tokens are likeliest."""
+    """Logits that depend on the last two tokens modulo 3; tokens 0 to 4 are the likeliest."""
 
     def _logits(self, context: list[int]) -> np.ndarray:
         return logits(tuple(token % 3 for token in context[-2:]))
@@ -41,8 +41,9 @@ def logits(kinds: tuple[int, ...]) -> np.ndarray:
 
 
 def chi_square(manifest: Manifest, drafter: Any, least: float) -> tuple[float, float]:
-    """Tokens behind each kind of context, drawn many times with guesses, against the model's own probabilities: the
-    sum, and what it exceeds once in ten thousand times. least: the share of draws that are guesses that stand."""
+    """The chi-square statistic of tokens that are sampled with guesses, against the model's probabilities, by the two
+    tokens before; and its critical value, which is exceeded once in ten thousand runs. least: the least share of
+    accepted guesses among the draws."""
     executor = Table(vocab_size=SMALL, num_blocks=200, max_step_tokens=64, max_logit_rows=64)
     llm = LLM(manifest, executor, speculator=Speculator(drafter, adaptive=False))
     prompt, count = [1, 2], -(-DRAWS // (16 * TOKENS))
@@ -67,14 +68,14 @@ def chi_square(manifest: Manifest, drafter: Any, least: float) -> tuple[float, f
 
 
 def siblings(draft: Draft | None, row: int) -> list[int]:
-    """The guesses behind a logit row."""
+    """The guesses that follow a logit row."""
     pairs = [] if draft is None else zip(draft.token_ids, draft.parents, strict=True)
     return [token for token, parent in pairs if parent == row - 1]
 
 
 def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> AcceptedTokens:
-    """A known mistake: after a rejection the token is drawn from the model's distribution as a whole, and not from what
-    the rejected guesses have left of it."""
+    """A known mistake: after a rejection the token is drawn from the model's whole distribution, instead of the rest
+    that the rejected guesses leave."""
 
     def again(row: int) -> Any:
         found = sample(row)
@@ -85,7 +86,7 @@ def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) 
 
 
 def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> AcceptedTokens:
-    """Another: the first guess is taken where the model would have drawn it only perhaps."""
+    """Another mistake: the first guess is accepted although the model has drawn token 2."""
 
     def first(row: int) -> Any:
         found = sample(row)
@@ -108,7 +109,7 @@ def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) ->
 def test_samples_have_the_models_distribution(
     toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, drafter: str, walk: Any, is_right: bool
 ) -> None:
-    """By chi-square; wrong implementations must fail it."""
+    """Tested by chi-square; wrong implementations must fail."""
     monkeypatch.setattr("icc.runtime.loop.stepping.follow", walk)
     guessing, least = (Fixed(TREE), 1 / 14) if drafter == "tree" else (LookaheadDrafter(Lookahead(3, 3, 3)), 1 / 50)
     found, critical = chi_square(toy_manifest(vocab_size=SMALL, eos_token_ids=[]), guessing, least)

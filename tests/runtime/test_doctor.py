@@ -1,4 +1,5 @@
-"""`icc doctor`: what this host lacks for an engine, with the exit code that running it has, and what to expect."""
+"""`icc doctor`: what this machine lacks for an engine, with the exit code that running it would have, and the expected
+speed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def gpu(facts: DeviceFacts = H100) -> Any:
 
 @pytest.fixture
 def gpu_engine(make_engine: Make) -> Path:
-    """An engine that says it is for an H100."""
+    """An engine for an H100."""
     needs = GpuFacts("sm_90", 12080)
     return make_engine(target="h100", backend="cuda", gpu=needs, libraries=[])
 
@@ -54,7 +55,7 @@ def test_an_engine_that_runs(make_engine: Make, capsys: pytest.CaptureFixture[st
 
 
 def test_bandwidth_is_that_of_what_is_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Areas as large as what is asked for, each thread's its share, and rounds as long as those of large ones."""
+    """The areas have the requested size, shared by the threads, within limits."""
     from icc.runtime.executor.cpu import bandwidth
 
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""LoopDriver: what a listener is told of tasks, whatever happens to them, and that nothing of them is left."""
+"""LoopDriver: the events that a listener gets for tasks, whatever happens to them, and that no task remains."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from icc.runtime.query import Query
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.prompt_logprobs import PromptScores
 
-POISON = 40  # a prompt that begins with it fails
+POISON = 40  # a prompt that begins with this token fails
 
 
 class Heard(TaskListener[EngineTask]):
-    """Keeps what it is told."""
+    """Keeps all events."""
 
     def __init__(self) -> None:
         self.tokens: dict[EngineTask, list[int | None]] = {}
@@ -61,7 +61,7 @@ class Side:
         assert not self.driver._generating and not self.driver._reading and self.loop.scheduler.kv.is_idle
 
     def fail(self, error: Callable[[ScheduledBatch], bool]) -> None:
-        """Steps of which this holds fail."""
+        """Let the steps fail for which `error` is true."""
         step = self.executor.step
 
         def fails(batch: ScheduledBatch) -> np.ndarray:
@@ -86,7 +86,7 @@ def make(request: Any, toy_manifest: Callable[..., Manifest]) -> Callable[..., S
 def test_each_task_is_told_of_its_own_outputs(make: Callable[..., Side]) -> None:
     side = make()
     first, second = side.submit(1), side.submit(10, n=2, max_tokens=2)
-    other = side.loop.add([30], SamplingParams(max_tokens=2, temperature=0.0))[0]  # somebody's who does not listen
+    other = side.loop.add([30], SamplingParams(max_tokens=2, temperature=0.0))[0]  # added without a listener
     assert not first.done
     side.run()
     assert side.heard.tokens == {first: [2, 3, 4], second: [11, 11, 12, 12]} and not side.heard.said
@@ -130,14 +130,14 @@ def test_a_task_that_is_ended_early_is_told_of_no_more(make: Callable[..., Side]
     side.run()
     assert side.heard.tokens.get(task, []) == before and side.heard.tokens[other] == [11, 12, 13]
     assert not side.heard.said
-    side.driver.abort(EngineTask(Query([1])))  # which was never submitted
+    side.driver.abort(EngineTask(Query([1])))  # a task that was never submitted
 
 
 def test_a_wrong_task_is_refused_and_nothing_is_left(make: Callable[..., Side]) -> None:
     side = make()
     with pytest.raises(RequestError):
         side.submit(99)
-    late = side.submit(5, 6, scored=1, stop_token_ids=(99,))  # its prompt can be read
+    late = side.submit(5, 6, scored=1, stop_token_ids=(99,))  # its prompt can be scored
     side.run()
     assert [said for said, _ in side.heard.said] == ["read", f"failed: {late.error}"] and late.done
     assert "stop_token_ids" in str(late.error) and not side.heard.tokens

@@ -1,4 +1,4 @@
-"""Engine directories: a toy one runs, a changed one is refused in words, before any of its code is loaded."""
+"""Engine directories: a toy one runs; a changed one is refused with a message, before any of its code is loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_toy_engine_generates(make_engine: Make) -> None:
 
 
 def test_the_library_reads_contexts_through_block_tables(make_engine: Make) -> None:
-    """With too little memory for all, requests are preempted, and computed to the same end."""
+    """With too little memory for all, requests are preempted, and still give the same tokens."""
     root = make_engine(rule=1)
     prompts = [[seed, *range(20)] for seed in range(6)]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -51,7 +51,7 @@ def test_the_library_reads_contexts_through_block_tables(make_engine: Make) -> N
 
 
 def test_compiling_again_over_a_loaded_engine_loads_the_new_library(make_engine: Make) -> None:
-    """The dynamic loader keeps libraries by path; the content must win."""
+    """The dynamic loader caches libraries by path; the content must decide."""
     first = make_engine("first.engine")
     other = make_engine("other.engine", abi=1)
     with load(first):
@@ -62,7 +62,7 @@ def test_compiling_again_over_a_loaded_engine_loads_the_new_library(make_engine:
 
 
 def set_field(root: Path, path: str, value: object) -> None:
-    """Change one field of engine.json and leave it unsealed."""
+    """Change one field of engine.json, and leave the digest empty. value: None removes the field."""
     facts = json.loads((root / "engine.json").read_text())
     facts["digest"] = ""
     *parents, last = path.split(".")
@@ -210,7 +210,7 @@ def test_a_manifest_that_is_not_json_is_refused(make_engine: Make, raw: bytes) -
 
 
 def weights_header(root: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> None:
-    """Rewrite the header of the weights file in place, same length."""
+    """Rewrite the header of the weights file in place; the file keeps its length."""
     file = root / "weights.safetensors"
     raw = file.read_bytes()
     size = int.from_bytes(raw[:8], "little")
@@ -290,7 +290,7 @@ def test_the_kv_cache_fits_its_budget_or_one_sequence_is_refused(toy_manifest: C
     assert choose_blocks(kv, limits, 20 * 64 + 63).num_blocks == (20,)
     with pytest.raises(CapacityError, match="one sequence of 64 tokens") as error:
         choose_blocks(kv, limits, 16 * 64 - 1)
-    assert "--kv-mib" in error.value.hint and "kv_bytes" in error.value.hint  # for the terminal, and for Python
+    assert "--kv-mib" in error.value.hint and "kv_bytes" in error.value.hint  # for the command line, and for Python
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])

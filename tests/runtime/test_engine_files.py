@@ -1,4 +1,5 @@
-"""S3: what was hashed is what runs, whoever replaces or changes a file of the engine in between."""
+"""S3: the bytes that were hashed are the bytes that run, even if a file of the engine is replaced or changed in
+between."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ USED = ("kernels/any.so", "program.json", "tokenizer/tokenizer.json", "weights.s
 
 @pytest.fixture
 def swap_after_check(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Lets the used files of an engine be replaced as soon as all its files are hashed."""
+    """Replaces the used files of an engine as soon as all its files are hashed."""
     other, check = make_engine("other.engine", rule=1, abi=1), EngineFiles.finish
     for file in ("program.json", "tokenizer/tokenizer.json"):
         (other / file).write_text("{}")
@@ -53,7 +54,7 @@ def test_a_file_that_is_replaced_after_it_was_hashed_is_not_used(
 def test_without_verification_the_files_are_used_as_they_are(
     make_engine: Make, swap_after_check: Callable[[Path], None]
 ) -> None:
-    """The control: the swap above does take place."""
+    """The control: without verification, the replaced files are used."""
     root = make_engine()
     swap_after_check(root)
     with pytest.raises(EngineFormatError, match=r"kernels/any\.so"):
@@ -63,7 +64,7 @@ def test_without_verification_the_files_are_used_as_they_are(
 def test_a_file_that_is_read_later_is_compared_again(make_engine: Make) -> None:
     root = make_engine()
     engine = open_engine(root)
-    file = root / "kernels" / "future.so"  # as a GPU executor reads its kernel objects: when it needs them
+    file = root / "kernels" / "future.so"  # read late, as a GPU executor reads its kernel objects
     content = file.read_bytes()
     assert engine.files.read("kernels/future.so") == content
     file.write_bytes(content[:-1] + b"x")
@@ -89,8 +90,8 @@ def test_a_mapped_file_is_compared_piece_by_piece(
     missing: int,
     open_it: Callable[[Path], Engine | LLM],
 ) -> None:
-    """Whichever byte changes; and with a piece too few in the manifest, or where nothing makes its digests, by the
-    digest of the whole file."""
+    """For a change of any byte. If the manifest lacks a piece's digest, or no library computes them, the digest of the
+    whole file decides."""
     root, weights = make_engine(), "weights.safetensors"
     for module in (files, digests):
         monkeypatch.setattr(module, "PIECE", 64)

@@ -1,4 +1,5 @@
-"""A first text is encoded with a part of the vocabulary, to the same tokens as with all of it; texts of tokens too."""
+"""The first text is encoded with a part of the vocabulary, to the same tokens as with all of it; decoding is the same,
+too."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def bytes_of_gpt2(**options: Any) -> Whole:
 
 
 def sentencepiece() -> Whole:
-    """As Llama 2 and Gemma have it: one piece, blanks as a character, bytes for what is unknown."""
+    """As in Llama 2 and Gemma: no pre-tokenizer, spaces as a character, bytes for unknown characters."""
     written = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     model = BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
@@ -65,7 +66,7 @@ def sentencepiece() -> Whole:
 
 
 def words() -> Whole:
-    """Lower case without accents, and characters that no token has."""
+    """Lower case without accents; some characters have no token."""
     written = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()])
     return trained(BPE(unk_token="<unk>"), [], normalizer=written, pre_tokenizer=pre_tokenizers.Whitespace())
 
@@ -95,7 +96,7 @@ def test_the_tokens_are_those_of_the_whole(name: str, text: str) -> None:
     wanted = whole.encode(text).ids
     found = FirstText(Vocabulary(made)).encode(text, True)
     assert found in (None, wanted)
-    assert found == wanted or len(text) > 200 or not text.isascii()  # a short one without surprises is encoded at once
+    assert found == wanted or len(text) > 200 or not text.isascii()  # a short ASCII text is encoded at once
     tokenizer = Tokenizer(tokens, Vocabulary(made))
     assert tokenizer.encode(text) == tokenizer.encode(text) == wanted
     for skip in (False, True):

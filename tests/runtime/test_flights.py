@@ -1,4 +1,4 @@
-"""Several steps under way in the stages of a pipeline: stages overlap, and nobody gets another token by it."""
+"""Several steps are under way in the stages of a pipeline: stages overlap, and no request's tokens change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pipeline(loop: EngineLoop) -> FakePipeline:
 
 
 def overlaps(loop: EngineLoop) -> int:
-    """How often the first stage began a step before the second ended the one before."""
+    """How often the first stage began a step before the second stage had ended the previous one."""
     events = pipeline(loop).events
     ended = {number: place for place, (stage, number) in enumerate(events) if stage == 1}
     return sum(stage == 0 and number > 0 and ended[number - 1] > place for place, (stage, number) in enumerate(events))
@@ -65,7 +65,7 @@ def parts(batch: ScheduledBatch) -> set[int]:
 
 
 def test_the_first_stage_begins_a_step_before_the_second_ended_the_one_before(make_loop: Any) -> None:
-    """Eight that decode: two halves, in turns, of different requests."""
+    """Eight decoding requests: two halves alternate."""
     loop = make_loop()
     prompts = [[7, n] for n in range(8)]
     answers = [loop.add(prompt, GREEDY)[0] for prompt in prompts]
@@ -80,7 +80,7 @@ def test_the_first_stage_begins_a_step_before_the_second_ended_the_one_before(ma
 
 
 def test_requests_that_come_one_by_one_are_shared_evenly(make_loop: Any) -> None:
-    """One runs alone, then seven come: steps of four and four, before long."""
+    """One runs alone, then seven arrive: steps soon have four requests each."""
     loop = make_loop()
     long = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     answers = [loop.add([9], long)[0]]
@@ -95,14 +95,14 @@ def test_requests_that_come_one_by_one_are_shared_evenly(make_loop: Any) -> None
 
 
 def test_the_chunks_of_a_prompt_overlap(make_loop: Any) -> None:
-    """One prompt of 200 tokens: no step waits for the chunk before, and each reads what earlier ones wrote."""
+    """A prompt of 200 tokens: no step waits for the previous chunk, and each reads the KV of earlier ones."""
     loop = make_loop()
     prompt = [random.Random(1).randrange(VOCAB) for _ in range(200)]
     [answer] = loop.add(prompt, GREEDY)
     run(loop)
     assert answer.token_ids == expected(prompt)
     chunks = [batch.num_tokens for batch in pipeline(loop).batches if batch.num_tokens > 1]
-    assert chunks == [64, 64, 64, 8] and overlaps(loop) == 3  # then one alone decodes
+    assert chunks == [64, 64, 64, 8] and overlaps(loop) == 3  # then a single request decodes
 
 
 @pytest.mark.parametrize("more", [(), (Window(5),)], ids=["all", "window"])
@@ -111,7 +111,7 @@ def test_the_chunks_of_a_prompt_overlap(make_loop: Any) -> None:
 def test_whatever_comes_and_goes_changes_no_token(
     make_loop: Any, flights: int, seed: int, more: tuple[CachePolicy, ...]
 ) -> None:
-    """Few blocks, so that some are preempted; prompts that begin alike; some are cancelled in the middle of a step."""
+    """Few blocks, so that some requests are preempted; common prefixes; some are cancelled in the middle of a step."""
     source = random.Random(seed)
     groups = [GroupConfig(40, 4, policy=policy) for policy in more]
     sizes = {"num_blocks": 28, "max_batch_size": 6, "max_step_tokens": 80, "max_logit_rows": 80}
@@ -136,7 +136,7 @@ def test_whatever_comes_and_goes_changes_no_token(
 
 
 def test_scores_of_every_token_come_in_order(make_loop: Any) -> None:
-    """Chunks of what is scored are under way together; their logits are those of one step at a time."""
+    """Chunks of a scored text are under way together; their logits are those of one step at a time."""
     tokens = [random.Random(2).randrange(VOCAB) for _ in range(150)]
     found = []
     for kind in (FakeExecutor, FakePipeline):
@@ -148,7 +148,7 @@ def test_scores_of_every_token_come_in_order(make_loop: Any) -> None:
 
 
 def test_a_stage_that_fails_ends_the_request_at_fault(make_loop: Any) -> None:
-    """Of those whose steps were under way all begin anew, and only the one that fails alone ends with an error."""
+    """All requests whose steps were under way start again; only the one that fails alone ends with an error."""
     loop = make_loop()
     executor, faults = pipeline(loop), list[Exception]()
     loop.on_fault = faults.append
@@ -184,7 +184,7 @@ def test_a_stage_that_is_dead_ends_all_requests(make_loop: Any) -> None:
 
 
 def test_guesses_and_beams_have_one_step_under_way(make_loop: Any) -> None:
-    """Their next step needs this one's tokens: the tokens are those without a pipeline."""
+    """Their next step needs the tokens of this one. The tokens are those without a pipeline."""
     loop = make_loop(speculator=Speculator(Oracle(expected([7, 1], 40)), adaptive=False))
     [answer] = loop.add([7, 1], GREEDY)
     run(loop)

@@ -1,5 +1,5 @@
-"""engine.json of every format version, as files: the current one is still written, the one before is read, older ones
-are refused in words.
+"""engine.json of every format version, as files: the current one is written unchanged, the previous one is read, older
+ones are refused with a message.
 
 After a change on purpose: ICC_UPDATE_GOLDEN=1 pytest tests/runtime/test_golden_manifest.py, and review the diff. A new
 format version gets a golden file of its own; the old one stays. Version 2: program.json holds typed steps. Version 3:
@@ -51,7 +51,7 @@ def manifest() -> Manifest:
         },
         tokenizer_dir="tokenizer",
         files={"program.json": FileEntry(12, "0" * 63 + "1"), "kernels/avx2.so": FileEntry(34, "0" * 63 + "2")},
-        kernel_abi=2,  # whatever it is by now: the form of the file is what is compared
+        kernel_abi=2,  # any value: the form of the file is compared
     )
 
 

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that requests ask to keep: in the cache for a while, and on disk across restarts."""
+"""Beginnings of prompts that requests ask to keep: in the cache for some time, and on disk across restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONCE = SamplingParams(max_tokens=1, temperature=0)
 
 
 class Side:
-    """An engine process's part: an engine on a fake device, whose cache holds the token ids themselves."""
+    """The part of an engine process: an engine on a fake device, whose cache holds the token ids themselves."""
 
     def __init__(
         self, manifest: Any, folder: Path | None = None, most: int = 1 << 20, engine: bytes = b"e", **more: Any
@@ -47,7 +47,7 @@ class Side:
         return CachedSequence(tokens=list(prompt), salt=salt)
 
     def ask(self, prompt: tuple[int, ...] = PROMPT, keep: int = 0, seconds: float = 300.0, salt: bytes = b"") -> int:
-        """Run a prompt; how many of its tokens were cached."""
+        """Run a prompt. Returns how many of its tokens were cached."""
         sequence, there = self.sequence(prompt, salt), list[bool]()
         if self.kept.fetch(sequence, lambda: there.append(True)):
             self.until(lambda: bool(there))
@@ -69,13 +69,13 @@ class Side:
             time.sleep(0.001)
 
     def stored(self, folder: Path) -> list[Path]:
-        """The files, once all is written."""
+        """The stored files, once all are written."""
         self.until(lambda: not list(folder.glob("*.partial")) and bool(list(folder.glob("*.kv"))))
         self.kept.turn()
         return sorted(folder.glob("*.kv"))
 
     def crowd(self) -> None:
-        """Others push out what is not kept."""
+        """Run other prompts, which evict all blocks that are not kept."""
         for n in range(12):
             self.ask(tuple((n * 5 + k) % 60 + 1 for k in range(50)))
 
@@ -91,8 +91,8 @@ def test_what_is_kept_is_not_pushed_out_until_its_time_is_over(side: Callable[..
     assert one.kept.num_kept == 1
     one.crowd()
     one.now = 200.0
-    assert one.ask() == 20  # of 22, whole blocks of 4
-    one.now = 499.0  # used at 200
+    assert one.ask() == 20  # whole blocks of 4 in 22 tokens
+    one.now = 499.0  # last used at 200
     one.crowd()
     assert one.ask() == 20
     one.now = 800.0
@@ -160,7 +160,7 @@ def test_another_process_finds_it_on_disk(side: Callable[..., Side], tmp_path: P
     second = side(tmp_path, more_groups=more)
     assert second.ask(salt=b"another") == 0, "a tenant finds what another one has asked to keep"
     assert second.ask(salt=b"tenant") == 20
-    assert second.kept.num_kept == 1  # for as long again
+    assert second.kept.num_kept == 1  # for the full time again
     [found] = second.kv.found(second.sequence(salt=b"tenant"), 20)[:1]
     if not more:
         held = [bytes(view) for n in sorted(found) for view in second.blocks.views(0, found[n])]
@@ -172,7 +172,7 @@ def test_another_engine_does_not(side: Callable[..., Side], tmp_path: Path) -> N
     first.ask(keep=20)
     first.stored(tmp_path)
     assert side(tmp_path, engine=b"f").ask() == 0
-    assert len(list(tmp_path.glob("*.kv"))) == 1  # it stays for the engine that it is of
+    assert len(list(tmp_path.glob("*.kv"))) == 1  # the file stays for its own engine
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "header", "empty"])
@@ -194,13 +194,13 @@ def test_a_damaged_file_is_told_of_and_removed(
     assert second.ask() == 0
     assert not list(tmp_path.glob("*.kv"))
     assert "damaged, and removed" in caplog.text
-    assert second.ask() > 0  # and it goes on
+    assert second.ask() > 0  # the prompt is computed as usual
 
 
 def test_a_folder_that_cannot_be_written_harms_nobody(
     side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A prompt is read from it; of a damaged one, and of one that is not stored, no request hears."""
+    """Prompts are still read from it; requests do not notice damaged files, or that nothing can be stored."""
     import os
 
     first = side(tmp_path)
@@ -288,7 +288,7 @@ def discard(one: Side) -> None:
 def test_what_was_read_while_it_was_spoilt_is_not_kept(
     side: Callable[..., Side], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Side], None]
 ) -> None:
-    """Blocks may have been written over while they were copied: the cache tells, which finds others there."""
+    """Blocks may be overwritten while they are copied: the cache then finds other blocks for the prompt, or none."""
     from icc.runtime.prefixes import store
 
     write, go = store._write, threading.Event()
@@ -317,7 +317,7 @@ def test_what_is_never_computed_is_given_up(side: Callable[..., Side]) -> None:
 
 
 def test_a_cache_out_of_reach_computes_compiled_prompts_when_loaded(toy_manifest: Callable[..., Any]) -> None:
-    """As a GPU's: nothing is written into it, and what is computed is pinned all the same, for every client."""
+    """As for a GPU: nothing is copied into the cache, and the computed prompts are pinned, for every client."""
     from icc.compiler.measure import compute_prompts
     from icc.compiler.targets import find_target
 
@@ -344,7 +344,7 @@ def test_a_prompt_without_room_is_told_of_and_left_out(
 
 
 def test_a_request_that_pins_leave_no_room_for_is_refused(side: Callable[..., Side]) -> None:
-    """Not kept waiting for blocks that nobody gives back."""
+    """It does not wait for blocks that will never be released."""
     one = side()
     one.ask(keep=32)
     assert one.kept.num_kept == 1

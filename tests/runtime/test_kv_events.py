@@ -1,4 +1,4 @@
-"""What is told of the prefix caches: who follows it knows what they find, at every moment."""
+"""Events of the prefix caches: a follower knows what the caches find, at every moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Blocks = dict[tuple[int, BlockKey], tuple[BlockKey | None, tuple[int, ...]]]
 
 
 def follow(blocks: Blocks, events: Sequence[KVEvent], size: int) -> None:
-    """Apply events as an indexer does, which checks what it can."""
+    """Apply events as an indexer does, with checks."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
             blocks.clear()
@@ -49,7 +49,7 @@ def step(engine: Scheduler, token: int) -> None:
 
 @pytest.mark.parametrize("policies", [(KeepAll(),), (KeepAll(), Window(6)), (KeepAll(), Latest(4))], ids=str)
 def test_who_follows_knows_what_is_found(policies: tuple[object, ...]) -> None:
-    """Through sharing, eviction and preemption, after every step."""
+    """Checked after every step, with shared blocks, eviction and preemption."""
     source, events, blocks = random.Random(1), KVEvents(), Blocks()
     engine = scheduler(14, *policies)
     engine.kv.record(events)
@@ -85,7 +85,7 @@ def test_blocks_that_follow_one_another_are_one_event() -> None:
 
 
 def test_an_adapter_tells_of_the_blocks_that_are_its_own() -> None:
-    """From the block on in which its sequence comes apart."""
+    """They begin with the block in which its sequence starts to differ."""
     engine, events = scheduler(16), KVEvents()
     engine.kv.record(events)
     engine.add(RequestSpec(1, tuple(range(14)), 1, own_salt=b"adapter", own_from=6))
@@ -102,14 +102,14 @@ def test_what_was_not_taken_is_of_no_use_when_all_is_cleared() -> None:
     events.removed(0, BlockKey(b"b"))
     events.removed(1, BlockKey(b"b"))
     keys = [event.keys for event in events.take() if isinstance(event, BlockRemoved)]
-    assert keys == [(BlockKey(b"a"), BlockKey(b"b")), (BlockKey(b"b"),)]  # of one group together
+    assert keys == [(BlockKey(b"a"), BlockKey(b"b")), (BlockKey(b"b"),)]  # the keys of a group are in one event
     events.removed(0, BlockKey(b"a"))
     events.cleared()
     assert events.take() == [AllBlocksCleared()] and not events.take()
 
 
 def test_blocks_that_come_from_elsewhere_are_found_and_told_of() -> None:
-    """A part of them was there already; the sequence is let in with all of them."""
+    """Two of the blocks were cached already; the sequence is admitted with all four."""
     engine, events = scheduler(8), KVEvents()
     engine.add(RequestSpec(1, tuple(range(10)), 1))
     step(engine, 99)
@@ -129,15 +129,15 @@ def test_blocks_that_come_from_elsewhere_are_found_and_told_of() -> None:
 
 
 def test_nothing_comes_from_elsewhere_where_there_is_no_room() -> None:
-    """Blocks that are there are not given away for others of the same prompt."""
+    """Cached blocks are not evicted for other blocks of the same prompt."""
     engine = scheduler(5)
     engine.add(RequestSpec(1, tuple(range(50, 58)), 8))
-    step(engine, 99)  # it has two of the blocks, and runs
+    step(engine, 99)  # it uses two of the blocks, and runs
     before = [set(group.cache.blocks) for group in engine.kv.groups]
     assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 16) is None
     assert [set(group.cache.blocks) for group in engine.kv.groups] == before
     assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 12) is not None
-    assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 16) is None  # which would take the first three
+    assert engine.kv.adopt(CachedSequence(tokens=list(range(20))), 16) is None  # it would need to evict the first three
     engine.kv.groups[0].due.zeros.append(0)
     assert engine.kv.adopt(CachedSequence(tokens=list(range(30, 40))), 4) is None
     engine.check()

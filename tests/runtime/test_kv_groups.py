@@ -20,7 +20,7 @@ from kv_policies import Chunks, Sinks
 def two_groups(
     full: int = 40, window: int = 8, size: int = 6, tokens: int = 16, host: int = 0, batch: int = 2
 ) -> Scheduler:
-    """All of 4 tokens a block, and a window of `size` tokens."""
+    """A group that keeps all tokens, and one with a window of `size` tokens; blocks have 4 tokens."""
     groups = GroupConfig(full, 4, host), GroupConfig(window, 4, host, Window(size))
     return Scheduler(SchedulerConfig(batch, tokens, tokens, groups))
 
@@ -34,7 +34,7 @@ def step(s: Scheduler, verdict: Verdict = Verdict.CONTINUE) -> ScheduledBatch:
 
 
 def run(s: Scheduler, spec: RequestSpec) -> int:
-    """Run a request alone to its end; how many of its tokens were cached."""
+    """Run a request alone to its end. Returns how many of its tokens were cached."""
     s.add(spec)
     cached = step(s).sequences[0].start
     while s.has_work():
@@ -57,7 +57,7 @@ def test_blocks_behind_the_window_are_given_back_while_the_request_runs() -> Non
     assert sequence.start == 117 and used(full) == 30
     assert sequence.block_tables[1][:27] == (NO_BLOCK,) * 27 and NO_BLOCK not in sequence.block_tables[1][27:]
     assert used(window) <= 3 == window.most_blocks(1000)
-    assert most == 6  # 16 tokens of a chunk, and what its first one sees
+    assert most == 6  # 16 tokens of a chunk, and the window of its first token
 
 
 def test_a_window_group_alone_needs_no_more_blocks_for_a_longer_text() -> None:
@@ -71,7 +71,7 @@ def test_a_prefix_needs_only_the_end_of_it_in_a_window_group() -> None:
     s = two_groups(window=9)
     run(s, RequestSpec(1, tuple(range(40)), 1))
     full, window = s.kv.groups
-    assert len(full.cache) == 10 and len(window.cache) == 9  # the blocks behind the window stay until others need them
+    assert len(full.cache) == 10 and len(window.cache) == 9  # old blocks stay cached until others need them
     assert run(s, RequestSpec(2, (*range(38), 7, 7, 7), 1)) == 36
     for number in range(7):
         window.pool.discard(window.cache.find(key_of(window, number)) or 0)
@@ -80,7 +80,7 @@ def test_a_prefix_needs_only_the_end_of_it_in_a_window_group() -> None:
 
 
 def key_of(group: Group, number: int) -> BlockKey:
-    """The key of a block of the tokens 0, 1, 2 …"""
+    """The key of block `number` of the tokens 0, 1, 2, ..."""
     return CachedSequence(tokens=list(range(100))).key(number, group.block_size)
 
 
@@ -88,11 +88,11 @@ def test_groups_have_blocks_of_their_own_size() -> None:
     groups = GroupConfig(40, 4), GroupConfig(20, 6, 0, Window(6))
     s = Scheduler(SchedulerConfig(2, 64, 64, groups))
     run(s, RequestSpec(1, tuple(range(40)), 1))
-    assert run(s, RequestSpec(2, tuple(range(40)), 1)) == 36  # full blocks of both: a multiple of 12
+    assert run(s, RequestSpec(2, tuple(range(40)), 1)) == 36  # full blocks in both groups: a multiple of 12
 
 
 def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
-    """Behind a part of it there is nothing left that a window could go on with."""
+    """A part of it would not suffice to continue a window."""
     for host, saved in ((20, 1), (5, 0)):
         s = two_groups(host=host)
         s.add(RequestSpec(1, tuple(range(30)), 20))
@@ -101,9 +101,9 @@ def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
         before = s.queues.running[0].num_computed_tokens
         s.queues.preempt(s.queues.running[0])
         assert s.num_swaps == saved
-        out = step(s)  # nobody has run since
+        out = step(s)  # no other request ran in between
         assert [len(upkeep.swap_outs) for upkeep in out.upkeep] == ([9, 2] if saved else [0, 0])
-        assert [len(upkeep.swap_ins) for upkeep in out.upkeep] == [1 if saved else 0] * 2  # the rest is in the cache
+        assert [len(upkeep.swap_ins) for upkeep in out.upkeep] == [1 if saved else 0] * 2  # others are cached still
         assert out.sequences[0].start == (before if saved else 32)
 
 
@@ -130,7 +130,8 @@ def test_a_prefill_that_finds_no_blocks_waits_and_the_first_in_rank_goes_on() ->
 
 
 def test_states_are_kept_where_steps_end() -> None:
-    """Of a prompt in chunks, each end; of an answer, the last; in a group of its own size, beside all keys."""
+    """Kept are the state after each chunk of a prompt, and the last one of an answer; states have a group of their own,
+    beside one with all keys."""
     groups = GroupConfig(60, 4), GroupConfig(20, 4, 0, Latest())
     s = Scheduler(SchedulerConfig(2, 16, 16, groups))
     states = s.kv.groups[1]
@@ -146,7 +147,8 @@ def test_states_are_kept_where_steps_end() -> None:
 
 
 def test_states_are_kept_where_others_are_likely_to_go_on() -> None:
-    """Behind the first turn of a conversation, and where a second prompt leaves the first one's: in one large step."""
+    """States are kept after the first turn of a conversation, and where a second prompt diverges from the first; all in
+    one large step."""
 
     def cached(first_turn: int, *prompts: tuple[int, ...]) -> list[int]:
         s = Scheduler(SchedulerConfig(2, 64, 64, (GroupConfig(60, 4), GroupConfig(20, 4, 0, Latest()))))
@@ -158,7 +160,7 @@ def test_states_are_kept_where_others_are_likely_to_go_on() -> None:
     assert cached(0, *talks) == [0, 0, 20, 20]
     assert cached(0, talks[0], (*talks[0][:39], 7, 7, 7), talks[0][:38]) == [0, 0, 36]
     assert cached(51, talks[0], talks[0]) == [0, 48]
-    assert cached(3, talks[0], talks[1]) == [0, 0]  # less than a block
+    assert cached(3, talks[0], talks[1]) == [0, 0]  # shorter than a block
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,8 @@ def test_states_are_kept_where_others_are_likely_to_go_on() -> None:
 )
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_policies_keep_their_word(policy: CachePolicy, block_size: int) -> None:
-    """What is not kept never is again, and no more blocks are held than was said; that is needed somewhere."""
+    """A token that was dropped never returns, and at most the stated number of blocks is held; some policy reaches
+    it."""
     group = Group(GroupConfig(1, block_size, 0, policy))
     before: set[int] = set()
     largest = 0
@@ -185,8 +188,8 @@ def sequence_of(cache: KVCache, count: int) -> CachedSequence:
 
 
 def test_a_prompt_waits_for_another_only_where_that_saves_it_a_block() -> None:
-    """The last token of a prompt is always computed, so that a block which it fills is worth no waiting."""
-    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))  # a block in both is 4 tokens
+    """The last token of a prompt is always computed, so that waiting for the block which it completes saves nothing."""
+    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))  # the common block size is 4 tokens
     first = sequence_of(cache, 12)
     cache.open(first, cache.prefix(first, 0))
     assert [cache.is_being_computed(sequence_of(cache, count), 0) for count in (1, 4, 5, 8, 9, 12)] == [
@@ -197,7 +200,7 @@ def test_a_prompt_waits_for_another_only_where_that_saves_it_a_block() -> None:
     ]  # fmt: skip
     assert not cache.is_being_computed(sequence_of(cache, 30), 12), "that block nobody computes"
     saved = sequence_of(cache, 13)
-    saved.num_saved_tokens = 11  # which end in the block before the last
+    saved.num_saved_tokens = 11  # they end in the block before the last
     assert cache.is_being_computed(saved, 4)
     saved.num_saved_tokens = 12
     assert not cache.is_being_computed(saved, 4)

@@ -1,4 +1,4 @@
-"""When guessing pays: accounts that are never overdrawn, and what steps and reading cost."""
+"""When guessing pays: accounts that are never overdrawn, and the measured costs of steps and of reading."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ MakeLLM = Callable[..., LLM]
 
 
 def play(account: Account, steps: int, cost: float, accept: Callable[[int], int]) -> tuple[float, int]:
-    """(time in plain steps, tokens) of a request whose drafts of four guesses cost `cost` plain steps each."""
+    """Simulate a request whose drafts of four guesses cost `cost` plain steps each. accept: how many are right, by
+    step. Returns (time in plain steps, tokens)."""
     time, tokens = 0.0, 0
     for step in range(steps):
         time += 1
@@ -56,12 +57,12 @@ def test_what_pays_goes_on_and_what_stops_paying_stops() -> None:
     assert tokens / time > 2.0
     time, _ = play(account, 300, 0.4, lambda step: 0)
     assert time < 300 + MOST_SAVED + 300 * 0.02
-    time, tokens = play(account, 2000, 0.4, lambda step: 3)  # it is noticed when it pays again
+    time, tokens = play(account, 2000, 0.4, lambda step: 3)  # the account notices when it pays again
     assert tokens / time > 1.5
 
 
 def test_a_miss_makes_those_pause_that_have_won_nothing() -> None:
-    """Of guesses that are right at 70 %, three drafts in ten are wrong altogether: no reason to stop."""
+    """If 70 % of guesses are right, three drafts in ten are completely wrong: no reason to stop."""
     new, winner = Account(rate=0.7), Account(rate=0.7)
     winner.settle(4, 4, 3, 0.5)
     for account in (new, winner):
@@ -74,7 +75,7 @@ def test_a_miss_makes_those_pause_that_have_won_nothing() -> None:
 
 def test_costs_are_measured() -> None:
     times = StepTimes(slope=0.1)
-    assert times.most(1) == 0  # nothing is tried before a step without guesses was timed
+    assert times.most(1) == 0  # nothing is tried before a step without guesses was measured
     times.record(1, 0, 1.0)
     assert times.most(1) == 1
     assert times.charge(1, 4) == pytest.approx(1.5 / 1.1 - 1 + OVERHEAD)
@@ -89,14 +90,14 @@ def test_costs_are_measured() -> None:
     assert times.charge(1, 2) == pytest.approx(0.1, abs=0.01)
     times.record(16, 16, 8.0)
     assert times.charge(16, 16) == pytest.approx(16.0, abs=0.01)  # each of sixteen requests waits one step longer
-    times.record(1, 0, 100.0)  # a hiccup changes little, and is forgotten at once
+    times.record(1, 0, 100.0)  # one slow step has a small effect, which ends at once
     assert times.charge(1, 8) == pytest.approx(0.27, abs=0.02)
     times.record(1, 0, 1.0)
     assert times.charge(1, 8) == pytest.approx(0.37, abs=0.02)
 
 
 def test_a_slow_beginning_keeps_nobody_from_guessing() -> None:
-    """What runs for the first time takes long: the first step with guesses, and all steps of a process that is new."""
+    """First runs are slow: the first step with guesses, and all first steps of a process."""
     times = StepTimes()
     times.record(1, 0, 1.0)
     times.record(1, 4, 9.0)
@@ -111,7 +112,8 @@ def test_a_slow_beginning_keeps_nobody_from_guessing() -> None:
 
 
 class Clock:
-    """Says how long steps take, instead of the clock on the wall: one, and `per_guess`."""
+    """StepTimes with simulated durations instead of measured ones: 1 per decoding sequence, and `per_guess` per
+    guess."""
 
     def __init__(self, per_guess: float, **options: float) -> None:
         self.times, self.per_guess = StepTimes(**options), per_guess
@@ -125,7 +127,8 @@ class Clock:
 
 @pytest.mark.parametrize("right", [0.0, 0.5])
 def test_where_guesses_cost_as_much_as_tokens_nobody_drafts_for_long(make_llm: MakeLLM, right: float) -> None:
-    """A batch of eight in which a step's time is that of its tokens: it costs at most 3 % and the first probes."""
+    """In a batch of eight whose steps take a time proportional to their tokens, guessing costs at most 3 % and the
+    first probes."""
     llm = make_llm(Oracle(right), adaptive=True, max_batch_size=8, num_blocks=400, max_logit_rows=64)
     llm.loop.speculator.accounts.times = Clock(1.0)
     prompts, params = [[i, 1, 2] for i in range(8)], SamplingParams(max_tokens=60, ignore_eos=True)
@@ -135,7 +138,7 @@ def test_where_guesses_cost_as_much_as_tokens_nobody_drafts_for_long(make_llm: M
 
 
 class Late(Oracle):
-    """Its first guesses are wrong, all others right."""
+    """Its first two drafts are wrong, all later ones are right."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -153,7 +156,7 @@ class Late(Oracle):
 
 
 def test_who_paused_drafts_again_though_steps_run_ahead(make_llm: MakeLLM) -> None:
-    """A device is given the next step while nobody may draft; the pause must end all the same."""
+    """A device gets the next step while no request may draft; the pause must end nevertheless."""
     drafter = Late()
     llm = make_llm(drafter, adaptive=True)
     llm.loop.speculator.accounts.times = Clock(0.1)
@@ -179,7 +182,7 @@ def test_savings_take_what_was_won_and_lend_once() -> None:
 
 
 class Reader(Drafter):
-    """Has to read every text, which takes some time, before it knows all of it."""
+    """Reads each text before it can guess for it, which takes `seconds`."""
 
     name, first_rate = "reader", 0.9
 
@@ -200,7 +203,8 @@ class Reader(Drafter):
 
 
 def test_texts_are_read_where_somebody_can_pay(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty seconds of reading are twenty tokens: more than a request holds, and not more than savings may."""
+    """Reading for twenty seconds costs twenty tokens: more than a request owns, so that savings must pay, if they
+    suffice."""
     now = [0.0]
     monkeypatch.setattr("icc.runtime.speculate.speculator.perf_counter", lambda: now[0])
     drafter = Reader(now, 20.0)

@@ -1,4 +1,4 @@
-"""LLM over the fake executor: what a request gets does not depend on memory, chunks, caches or its neighbours."""
+"""LLM over the fake executor: a request's result does not depend on memory, chunks, caches or other requests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MakeLLM = Callable[..., LLM]
 
 @pytest.fixture(params=[FakeExecutor, FakeDevice])
 def make_llm(request: Any, toy_manifest: Callable[..., Manifest], byte_tokenizer_file: Path) -> MakeLLM:
-    """An LLM over a fake that samples here or on its device; arguments are the executor's, `text=False` leaves the
-    tokenizer out."""
+    """An LLM over a fake that samples on the host or on its device. Arguments are the executor's; text=False omits the
+    tokenizer."""
 
     def make(text: bool = True, manifest: dict[str, Any] | None = None, **executor: Any) -> LLM:
         executor.setdefault("vocab_size", VOCAB)
@@ -107,7 +107,7 @@ def test_text_streams_and_ends_before_a_stop_string(make_llm: MakeLLM) -> None:
     cut_params = SamplingParams(max_tokens=5, stop=("fgh",))
     assert "".join(llm.stream("ab", cut_params)) == "cdefg"
     [cut] = llm.generate(["ab"], cut_params)
-    assert (cut.text, cut.finish_reason) == ("cdefg", "length")  # what was held back is shown in the end
+    assert (cut.text, cut.finish_reason) == ("cdefg", "length")  # the held-back text is shown at the end
 
 
 def test_end_token_stop_ids_and_ignore_eos(make_llm: MakeLLM) -> None:
@@ -149,7 +149,7 @@ def test_logits_are_those_of_every_position(make_llm: MakeLLM) -> None:
     assert logits.shape == (11, VOCAB) and logits.dtype == np.float32
     assert logits.argmax(1).tolist() == [context_hash(token_ids[: i + 1], VOCAB) for i in range(11)]
     llm.generate([token_ids])
-    assert (llm.logits(token_ids) == logits).all()  # nothing is left out for being cached
+    assert (llm.logits(token_ids) == logits).all()  # cached tokens are computed, too
 
 
 def test_logits_while_a_request_is_under_way(make_llm: MakeLLM) -> None:

@@ -1,4 +1,5 @@
-"""32,768 tokens of a model with five windows to one full layer: blocks behind windows are free, as computed before."""
+"""32,768 tokens of a model with five windowed layers per full layer: blocks that fall out of windows are freed, as
+planned."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LAYER = KVLayer(4, 64, 64)
 
 
 def layout() -> KVLayout:
-    """Of twelve layers, of which every sixth reads all; one more gives up what is between its sinks and its window."""
+    """The KV layout of twelve layers, of which every sixth keeps all tokens, and of one with sinks and a window."""
     layers = {n: Cached(LAYER, "bf16", 0 if n % 6 == 5 else WINDOW) for n in range(12)} | {
         12: Cached(LAYER, "bf16", WINDOW, Eviction("streaming", WINDOW, SINKS))
     }
@@ -34,7 +35,7 @@ def test_memory_is_what_the_windows_need() -> None:
     groups = layout().groups
     full = groups[1]
     assert [(g.keeps, len(g.layers)) for g in groups] == [("window", 10), ("all", 2), ("streaming", 1)]
-    per_layer = 2 * 4 * 64 * 2  # bytes of a token
+    per_layer = 2 * 4 * 64 * 2  # bytes per token
     assert full.bytes_per_token() == 2 * per_layer
     one = layout().blocks_needed(LIMITS, 1)
     most = (WINDOW + full.block_size - 2) // full.block_size + 1 + STEP // full.block_size + 1
@@ -44,8 +45,8 @@ def test_memory_is_what_the_windows_need() -> None:
 
 
 def test_blocks_behind_the_windows_are_freed_in_every_group() -> None:
-    """Two prompts of almost 32k tokens with answers, the second beginning as the first: what a group keeps is read back
-    in every step, and no step holds more than was computed."""
+    """Two prompts of almost 32k tokens, the second with the prefix of the first: all kept tokens are read correctly in
+    every step, and no step holds more blocks than planned."""
     kv = layout()
     counts = kv.blocks_needed(LIMITS, 2)
     configs = [GroupConfig(n, g.block_size, 0, g.policy) for n, g in zip(counts, kv.groups, strict=True)]
@@ -64,14 +65,14 @@ def test_blocks_behind_the_windows_are_freed_in_every_group() -> None:
         bound = group.policy.most_blocks(LENGTH, group.block_size) + STEP // group.block_size + 1
         assert held <= bound < LENGTH // group.block_size // 10
     assert most[0] == -(-(len(first) + 8) // full.block_size)
-    scheduler.add(RequestSpec(2, (*first[: LENGTH - 600], *first[:100]), 8))  # a prefix that ends within blocks
+    scheduler.add(RequestSpec(2, (*first[: LENGTH - 600], *first[:100]), 8))  # a prefix that ends inside blocks
     starts, _ = run(scheduler, fake)
     assert starts[0] == (LENGTH - 600) // full.block_size * full.block_size
     assert scheduler.kv.is_idle
 
 
 def run(scheduler: Scheduler, fake: FakeExecutor) -> tuple[list[int], list[int]]:
-    """Where the steps of a request begin, and the most blocks that it held of each group."""
+    """The start positions of a request's steps, and the most blocks that it held in each group."""
     starts: list[int] = []
     most = [0] * len(scheduler.kv.groups)
     while scheduler.has_work():

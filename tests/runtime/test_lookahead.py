@@ -1,5 +1,5 @@
-"""Lookahead decoding: the n-grams and the acceptance of the paper's algorithm, written out plainly, and no other tokens
-than without it."""
+"""Lookahead decoding: n-grams and acceptance are those of a plain version of the paper's algorithm, and the tokens are
+those without it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PROMPT = [5, 9, 2, 30, 5, 7]
 
 
 def near(tokens: Sequence[int], vocab: int) -> int:
-    """The next token depends on the last two, mostly on the last one: wrong tokens before those are soon forgotten."""
+    """The next token depends on the last two, mostly on the last: earlier wrong tokens soon have no effect."""
     return (7 * tokens[-1] + tokens[-2:][0] // 3) % 23
 
 
 def published(prompt: Sequence[int], steps: int, shape: Lookahead, rule: Rule) -> tuple[list[int], list[int], Any]:
-    """The algorithm over a function, in lists: the text behind the prompt, how many guesses each step accepted, and the
-    pool. level[l][c]: the window."""
+    """The paper's algorithm over a function, in plain lists: the text after the prompt, the number of accepted guesses
+    per step, and the pool of n-grams. level[l][c] is the window."""
     source, text = random.Random(0), list(prompt)
     columns = [source.choices(prompt, k=shape.ngram - 1) for _ in range(shape.window)]
     level = [[column[depth] for column in columns] for depth in range(shape.ngram - 1)]
@@ -52,7 +52,7 @@ def published(prompt: Sequence[int], steps: int, shape: Lookahead, rule: Rule) -
         fresh = [rule(text, VOCAB)]
         while any(guess[: len(fresh)] == fresh for guess in guesses):
             fresh.append(rule(text + fresh, VOCAB))
-        if step >= shape.ngram - 2:  # nothing random is left behind the first tokens
+        if step >= shape.ngram - 2:  # by now the first, random tokens have left the window
             for c, result in enumerate(results):
                 tail = (*(row[c] for row in level[1:]), result)
                 known = pool.setdefault(level[0][c], [])
@@ -66,7 +66,7 @@ def published(prompt: Sequence[int], steps: int, shape: Lookahead, rule: Rule) -
 @pytest.mark.parametrize("rule", [near, context_hash])
 @pytest.mark.parametrize("shape", [Lookahead(), Lookahead(2, 2, 1), Lookahead(5, 4, 2), Lookahead(4, 3, 9)])
 def test_n_grams_and_acceptance_are_those_of_the_algorithm(toy_manifest: Any, shape: Lookahead, rule: Rule) -> None:
-    """Step by step, as long as the request's end cuts no column."""
+    """Compared step by step, while the request's end cuts no column."""
     executor = FakeExecutor(vocab_size=VOCAB, rule=rule, num_blocks=200, max_step_tokens=64, max_logit_rows=64)
     llm = LLM(toy_manifest(max_seq_len=512), executor, speculator=Speculator(LookaheadDrafter(shape), adaptive=False))
     [generation] = llm.loop.add(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
@@ -97,7 +97,7 @@ def test_n_grams_and_acceptance_are_those_of_the_algorithm(toy_manifest: Any, sh
     ],
 )
 def test_tokens_are_those_without_it(make_llm: MakeLLM, executor: dict[str, Any]) -> None:
-    """Greedy and sampled, by host and device, with preemption and where steps cut the window."""
+    """Greedy and sampled, on host and device, with preemption and with steps that cut the window."""
     prompts = [[5], [1, 2, 3] * 7, [9] * 12, [1, 2, 3] * 7, list(range(30))]
     params = [
         SamplingParams(max_tokens=20 + i, temperature=[0.0, 5.0][i % 2], seed=i, frequency_penalty=[0.0, 0.5][i == 3])
@@ -121,7 +121,8 @@ def adaptive(make_llm: MakeLLM, per_guess: float) -> tuple[LLM, Clock]:
 
 
 def test_where_it_pays_it_goes_on(make_llm: MakeLLM) -> None:
-    """A step with all guesses takes as long as 1.3 without: the window grows with what was timed, and brings more."""
+    """A step with all guesses takes 1.3 times as long: the window grows with the measured times, and saves more
+    steps."""
     llm, _ = adaptive(make_llm, 0.005)
     params = SamplingParams(max_tokens=57, ignore_eos=True)
     for _ in range(4):
@@ -133,7 +134,7 @@ def test_where_it_pays_it_goes_on(make_llm: MakeLLM) -> None:
 
 
 def test_where_it_loses_it_stops(make_llm: MakeLLM) -> None:
-    """Each guess costs as much as half a token: requests lose what they may, and the first ones the stake."""
+    """A guess costs half a token: requests lose at most their credit, and the first ones the drafter's stake."""
     llm, _ = adaptive(make_llm, 0.5)
     params = SamplingParams(max_tokens=57, ignore_eos=True)
     spent = []
@@ -146,7 +147,7 @@ def test_where_it_loses_it_stops(make_llm: MakeLLM) -> None:
 
 
 def test_pools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest tails of the newest first tokens; one that comes again is the newest."""
+    """The newest n-grams of the newest first tokens stay; one that is added again counts as the newest."""
     monkeypatch.setattr(lookahead, "KEYS", 2)
     pool = NgramPool(2)
     for tail in ((1, 2), (3, 4), (1, 2), (5, 6)):

@@ -1,5 +1,5 @@
-"""RELIABILITY R11: an engine that does not go with this machine or this icc says what is needed, what there is and what
-to do, each cause with an exit code of its own, before the weights are looked at."""
+"""RELIABILITY R11: an engine that does not fit this machine or this icc is refused before its weights are read. The
+message says what is needed, what there is and what to do; each cause has an exit code of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Path]
 
 
 def edit(root: Path, file: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a JSON file of an engine as whoever wrote it would have: sizes and digests agree."""
+    """Change a JSON file of an engine consistently: sizes and digests are updated."""
     content = json.loads((root / file).read_text())
     change(content)
     (root / file).write_text(json.dumps(content))
@@ -86,8 +86,8 @@ def test_a_mismatch_is_told_in_words(
 def test_nothing_is_hashed_before(
     cause: str, change: Callable[[Path], object], make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is one file among all that are hashed, by all cores; everything else is said before that, and
-    all but the KV cache, which program.json describes, before any file but engine.json is opened."""
+    """The tokenizer is one of the files that all cores hash in parallel. All other causes are found before that; and
+    all but those of the KV cache, which program.json describes, before any file but engine.json is opened."""
     root = make_engine()
     change(root)
     read = Folder.read
@@ -116,7 +116,7 @@ def test_the_command_says_it_in_one_line_with_the_code(command: str, row: int, m
 
 
 def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make) -> None:
-    """Also those of an engine from before the manifest stated it: the library itself tells."""
+    """The library itself has the version, so that engines whose manifest does not state it yet are refused, too."""
     words = rf"any\.so has kernel interface version 1, this runtime needs {KERNEL_ABI['cpu']}"
     with pytest.raises(IccError, match=words) as caught:
         loading.load(make_engine(abi=1, kernel_abi=0))
@@ -134,7 +134,7 @@ def test_another_gpu_and_an_older_driver() -> None:
         check_device("h100", GpuFacts("sm_90", 12000), device)
     with pytest.raises(DriverError, match=r"driver supports CUDA 12.4, the engine needs 12.8") as driver:
         check_device("l4", GpuFacts("sm_89", 12080), device)
-    for target, arch, found, name in (  # of one major capability, and of AMD
+    for target, arch, found, name in (  # within one major capability, and for AMD
         ("a100", "sm_80", (8, 9), "sm_89"), ("a10g", "sm_86", (8, 9), "sm_89"), ("h100", "sm_90", (10, 0), "sm_100"),
         ("mi300x", "gfx942", (9, 5), "gfx95x"),
     ):  # fmt: skip

@@ -1,4 +1,5 @@
-"""Engines of every format version that is still read, as files: they open, and answer as when they were written.
+"""Engines of every format version that is still read, as files: they open, and their answers are those of the time when
+they were written.
 
 golden/write_engines.py wrote them, with what they answered, when their version was the current one.
 """
@@ -32,7 +33,7 @@ has_avx2 = pytest.mark.skipif(not cpu_flags() >= {"avx2", "fma", "f16c"}, reason
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda archive: archive.name.split(".")[1])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of engines, and answers.json."""
+    """A folder with the engines of one version, and answers.json."""
     folder = tmp_path_factory.mktemp("written")
     with tarfile.open(request.param) as archive:
         archive.extractall(folder, filter="data")
@@ -46,7 +47,7 @@ def asked(folder: Path) -> Any:
 @has_avx2
 @pytest.mark.parametrize(("name", "drafter"), [("llama", "medusa"), ("gemma2", "layer-skip")])
 def test_it_answers_as_it_did(written: Path, name: str, drafter: str) -> None:
-    """With the guesses of its draft heads or its early exit, and without."""
+    """The answers are checked with the guesses of its draft heads or its early exit, and without guesses."""
     facts, params = asked(written), SamplingParams(max_tokens=20, ignore_eos=True, temperature=2.0, seed=1)
     tokens, logits = facts["answers"][f"{name}.engine"]
     for spec in (None, "none"):
@@ -61,7 +62,7 @@ def test_it_answers_as_it_did(written: Path, name: str, drafter: str) -> None:
 
 @has_avx2
 def test_pairs_have_the_scores_that_they_had(written: Path) -> None:
-    """Of a model whose tokens have types."""
+    """The model has token types."""
     facts = asked(written)
     with load(written / "bert.engine", threads=1) as llm:
         found = llm.rerank(*facts["pair"])
@@ -69,7 +70,7 @@ def test_pairs_have_the_scores_that_they_had(written: Path) -> None:
 
 
 def test_a_plan_for_a_gpu_opens(written: Path) -> None:
-    """No kernel of it runs here, but every argument of every launch is found."""
+    """None of its kernels runs here, but all arguments of all launches are found."""
     engine = open_engine(written / "h100.engine")
     program = engine.program
     assert program.plan is not None and program.speculation is not None and program.speculation.heads == 2

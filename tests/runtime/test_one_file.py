@@ -1,4 +1,4 @@
-"""One-file engines: they are what their directories are, and what is wrong with a file is told in one line."""
+"""One-file engines: they equal their directories, and a faulty file is refused in one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAGE = 4096
 
 @pytest.fixture
 def packed(make_engine: Make, tmp_path: Path) -> Path:
-    """A toy engine as one file; its directory is beside it."""
+    """A toy engine as one file, beside its directory."""
     pack_engine(make_engine(), tmp_path / "toy.icc")
     return tmp_path / "toy.icc"
 
@@ -46,7 +46,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def with_bytecode(root: Path) -> Path:
-    """The engine with the bytecode of its runtime listed, as a compile lists it."""
+    """The engine with the bytecode of its runtime in the manifest, as after a compile."""
     from icc.compiler.engine.directory import write_manifest  # imports torch
 
     manifest = msgspec.structs.replace(read_manifest(root), files={})
@@ -97,7 +97,7 @@ def test_weights_are_mapped_where_they_lie(packed: Path) -> None:
 
 
 def test_python_runs_it(make_engine: Make, tmp_path: Path) -> None:
-    """Where icc is not installed, by its shebang too, and with the bytecode that is in it."""
+    """Without an installed icc, by its shebang too, and with the bytecode inside the file."""
     pack_engine(with_bytecode(make_engine(embed=True)), tmp_path / "own.icc")
     before = (tmp_path / "own.icc").read_bytes()
     found = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": ""}
@@ -145,7 +145,7 @@ def test_equal_engines_give_equal_files_and_come_back(packed: Path, tmp_path: Pa
 
 
 def test_what_a_killed_writer_left_is_removed(make_engine: Make, tmp_path: Path) -> None:
-    """Of the same engine alone, whatever signs are in its name."""
+    """Only for the same engine, with any characters in its name."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left, others = (tmp_path / f".{name}.{ended.pid}.x.partial" for name in ("toy[12].icc", "toy1.icc"))
@@ -188,7 +188,7 @@ def test_output_is_replaced_at_once_or_not_at_all(
 
 
 def rewritten(packed: Path, change: Callable[[zipfile.ZipFile, str, bytes], None]) -> bytes:
-    """The archive with each entry as `change` writes it."""
+    """The bytes of an archive whose entries `change` writes."""
     made = io.BytesIO()
     made.write(SHEBANG)
     with zipfile.ZipFile(made, "w") as archive:
@@ -242,7 +242,7 @@ def test_archives_of_others_are_told(
 
 
 def at(raw: bytes, mark: bytes, offset: int, form: str, value: int) -> bytes:
-    """The archive with a field of its last record of a kind changed."""
+    """The bytes of the archive with one field changed, in the last record with this mark."""
     made = bytearray(raw)
     struct.pack_into(form, made, raw.rindex(mark) + offset, value)
     return bytes(made)
@@ -274,7 +274,7 @@ def test_damage_is_told(
 
 
 def test_an_entry_within_another_is_told(packed: Path) -> None:
-    """Two entries that share bytes are what zip bombs are made of."""
+    """Zip bombs are made of entries that share bytes."""
     raw = packed.read_bytes()
     with zipfile.ZipFile(packed) as archive:
         first, second = archive.infolist()[:2]
@@ -297,7 +297,7 @@ def test_a_changed_byte_of_a_file_is_told(packed: Path) -> None:
 
 
 def test_beyond_four_gigabytes(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As such an archive is written, made of a small one: sizes and places stand in Zip64 fields."""
+    """A small archive written like a large one: sizes and offsets are in Zip64 fields."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
     pack_engine(packed.with_suffix(".engine"), tmp_path / "large.icc")
     raw = (tmp_path / "large.icc").read_bytes()
@@ -316,7 +316,7 @@ def test_beyond_four_gigabytes(packed: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_python_compiled_stays_outside(packed: Path, tmp_path: Path) -> None:
-    """`__pycache__` of a directory is no part of its file, as it is none of the engine."""
+    """`__pycache__` in the directory is not part of the file, as it is not part of the engine."""
     folder = packed.with_suffix(".engine")
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
@@ -335,7 +335,7 @@ def test_the_manifest_is_the_directorys(packed: Path) -> None:
 
 
 def test_an_oci_layout_holds_it(packed: Path, tmp_path: Path) -> None:
-    """As the image specification has it; the layer is the file, byte for byte, and comes back."""
+    """It follows the image specification; its layer is the file, byte for byte, and can be extracted."""
     layout = tmp_path / "model.oci"
     pack_layout(packed.with_suffix(".engine"), layout)
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}

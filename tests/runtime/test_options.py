@@ -1,4 +1,4 @@
-"""LoadOptions: one list of fields, refused early, the same for everybody who loads an engine."""
+"""LoadOptions: one list of fields, checked early, and the same in all places that load an engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_they_reach_the_engine_process_as_they_are() -> None:
     assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path", "require_signature", "adapters"}
     with_adapters = LoadOptions("x", adapters={"sql": Path("a/b")})
     assert with_adapters.adapters == {"sql": "a/b"}
-    signed = LoadOptions("x", require_signature="release.pub")  # which does not go with verify=False
+    signed = LoadOptions("x", require_signature="release.pub")  # excludes verify=False
     for one in (options, signed, with_adapters):
         assert LoadOptions.from_json(one.to_json()) == one
     assert options.path == "a/model.engine" and options.acceptance is not None
@@ -49,7 +49,7 @@ def test_a_command_without_options_has_the_defaults(tmp_path: Path, capsys: pyte
     engine = str(tmp_path)
     entry = {"digest": "", "files": {"program.json": "h100/program.json"}}
     whole = {"format_version": FORMAT_VERSION, "icc_version": "0", "targets": {"h100": entry}}
-    (tmp_path / "engine.json").write_text(json.dumps({"format_version": FORMAT_VERSION}))  # all that is looked at
+    (tmp_path / "engine.json").write_text(json.dumps({"format_version": FORMAT_VERSION}))  # only this is read
     found: list[LoadOptions] = []
     reader = command("read")(loads(lambda load: found.append(load)))
     given = [engine, "--threads=2", "--cores=0-1,3", "--device=1", "--isa=avx2", "--no-verify", "--verify-answers"]

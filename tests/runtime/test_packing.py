@@ -1,4 +1,5 @@
-"""A step as arrays, number by number: trees of guesses, block tables with holes, tables to be timed, padded sizes."""
+"""The arrays of a step, number by number: trees of guesses, block tables with holes, tables for timing, padded
+sizes."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_a_table_that_is_too_long_does_not_reach_into_the_next_sequences() -> No
 
 
 def test_a_tree_of_more_guesses_than_half_a_mask_has_bits() -> None:
-    parents = (*range(-1, 38), -1)  # a chain, and another guess of the first token
+    parents = (*range(-1, 38), -1)  # a chain, and a second guess of the first token
     tree = ScheduledSequence(2, tuple(range(41)), 0, (tuple(range(11)),), 41, Draft(tuple(range(1, 41)), parents))
     packed = PackedBatch(LIMITS, [4])
     packed.pack(ScheduledBatch((tree,)))
@@ -60,7 +61,7 @@ def test_a_tree_of_more_guesses_than_half_a_mask_has_bits() -> None:
 
 
 def test_a_block_that_was_given_back_is_packed_as_the_first_one() -> None:
-    """What is fetched of it is not used, but it must be there."""
+    """Its values are fetched but not used; the block number must be valid."""
     tables = (NO_BLOCK, NO_BLOCK, 5, 0)
     packed = PackedBatch(LIMITS, [4])
     array(packed, "block_tables")[:] = 99

@@ -1,4 +1,4 @@
-"""Processes that another starts and ends: Ctrl-C and SIGTERM, which a terminal sends to all of them, are not theirs."""
+"""Child processes ignore Ctrl-C and SIGTERM, which a terminal sends to all processes; their parent ends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from icc.runtime.parent import deaf_to_signals
 
-# as if Ctrl-C came while the interpreter or a library is loaded
+# as if Ctrl-C came while the interpreter or a library is being loaded
 SCRIPT = "import os, signal; [os.kill(os.getpid(), n) for n in (signal.SIGINT, signal.SIGTERM)]; print('goes on')"
 
 

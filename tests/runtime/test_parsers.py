@@ -1,4 +1,4 @@
-"""RELIABILITY R10: an engine of which a byte has changed is not opened. What its bytes may be is of tests/fuzz."""
+"""RELIABILITY R10: an engine with a changed byte is not opened. Arbitrary bytes are tested in tests/fuzz."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sizes import SOAK
 
 
 def test_every_changed_byte_is_refused_and_the_file_named(write_engine: Callable[..., Path], tmp_path: Path) -> None:
-    """R10: XOR with 0x01 and 0xFF, of the manifest every 11th byte and of other files every 211th; in `make soak` every
-    third, and every one."""
+    """R10: XOR with 0x01 and 0xFF, at every 11th byte of the manifest and every 211th of other files; in `make soak` at
+    every third and at every byte."""
     root = write_engine(tmp_path / "e")
     step = 1 if SOAK else 211
     start, tried = time.monotonic(), 0

@@ -1,4 +1,5 @@
-"""Groups whose tokens have places: steps end where evictions come, and a sequence has no more blocks than it may."""
+"""Groups that evict within a sequence: steps end where evictions happen, and a sequence has no more blocks than
+allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
 
 def places(policy: Places, length: int, prompt: int) -> list[int]:
-    """Where tokens go one by one, each place being free or having been evicted."""
+    """The slots of a sequence's tokens, computed one by one: a slot is free, or its token was evicted."""
     return [policy.place(position, prompt) for position in range(length)]
 
 

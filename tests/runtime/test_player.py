@@ -1,4 +1,4 @@
-"""The player over a device that only writes down what it is asked for: what comes in which order, and how padded."""
+"""The player over a device that only records its calls: their order, and the padding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def asked(rows: list[int]) -> dict[str, np.ndarray]:
 
 
 class Recorder:
-    """A device of 8 blocks of 4 tokens. `calls`: what it was asked, in order; the logits of row r are r."""
+    """A device of 8 blocks of 4 tokens. `calls`: the recorded calls, in order; all logits of row r are r."""
 
     limits = BatchLimits(16, 4, 6, 8)
 
@@ -227,7 +227,8 @@ def test_a_device_that_cannot_be_prepared_is_closed() -> None:
 
 
 def test_no_section_has_a_meaning_of_its_own() -> None:
-    """Who uses a section names it: what formats, lowers, plays and runs programs knows none. Format 2 did."""
+    """Only the users of a section know its name; code that formats, lowers, plays or runs programs does not, except for
+    format 2."""
     root = Path(icc.__file__).parent
     places = ("runtime/format", "runtime/executor", "compiler/program", "compiler/graph", "compiler/backends")
     files = [file for place in places for file in (root / place).rglob("*.py") if file.name != "version2.py"]

@@ -1,4 +1,4 @@
-"""Progress: estimates that do not jump, lines where there is no terminal, bars where there is one."""
+"""Progress: estimates do not jump; without a terminal there are lines instead of bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from icc.runtime.progress.stream import open_display
 
 
 def shown_each_second(parts: list[tuple[float, float]]) -> list[tuple[int, float]]:
-    """The time and the estimate, every second of work whose parts have a cost and take so many seconds."""
+    """The (time, estimate) at every second of work. parts: the (cost, seconds) of each part."""
     estimate, now, done, total = TimeEstimate(0.0), 0.0, 0.0, sum(cost for cost, _ in parts)
     found, tick = [], 1
     for cost, seconds in parts:
@@ -43,7 +43,7 @@ def test_an_estimate_of_even_work_is_right_from_the_start() -> None:
 
 
 def test_parts_count_by_what_they_cost() -> None:
-    """A large part at the end, as the LM head is, is expected from the beginning."""
+    """A large part at the end, such as the LM head, is in the estimate from the beginning."""
     found = shown_each_second([(1.0, 1.0)] * 50 + [(50.0, 50.0)])
     assert all(abs(left - (100 - now)) <= 3 for now, left in found if now < 50)
 
@@ -58,12 +58,12 @@ def test_a_new_phase_is_learned_without_a_jump() -> None:
     for second in range(32, 120):
         estimate.update(10 * (second - 30), 1000, second)
         shown.append(estimate.left(second))
-    assert shown[0] == pytest.approx(69, abs=2)  # nothing is known yet of the phase
+    assert shown[0] == pytest.approx(69, abs=2)  # the phase is still unknown
     assert shown[-1] == pytest.approx(11, abs=3)
 
 
 def test_a_longer_phase_behind_a_short_one_is_learned_however_often_it_is_asked() -> None:
-    """As of awqgptq4: scales take 5 s, codes 60 s; asked ten times a second."""
+    """As with awqgptq4: scales take 5 s, codes 60 s; the estimate is read ten times a second."""
     estimate, shown = TimeEstimate(0.0), dict[int, float]()
     for tick in range(1, 650):
         now = tick / 10

@@ -1,4 +1,4 @@
-"""RELIABILITY R5 and R6: whatever fails on one request ends that request; all others get what they always get."""
+"""RELIABILITY R5 and R6: a failure of one request ends that request; all others get their usual tokens."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from icc.runtime.tokenizer import Tokenizer
 from .test_speculation import Oracle
 
 VOCAB = 258
-POISON = 200  # a prompt that begins with it fails
+POISON = 200  # a prompt that begins with this token fails
 CANARIES = [[5], [1, 2, 3] * 7, [9] * 12, [1, 2, 3] * 7, [1, 2, 3] * 6 + [8], list(range(30)), [9] * 13]
 LIMIT = 14
 GREEDY = SamplingParams(max_tokens=LIMIT, ignore_eos=True)
 
 
 class Broken:
-    """Makes an executor fail in each step that reads a poisoned request's KV, from its token number `at` on."""
+    """Makes an executor fail in each step at whose end a poisoned request has more than `at` tokens."""
 
     def __init__(self, executor: FakeExecutor, at: int = 0) -> None:
         self.executor, self.step, self.at, self.failures = executor, executor.step, at, 0
@@ -75,7 +75,8 @@ def expected(prompt: Collection[int], count: int = LIMIT) -> list[int]:
 
 
 def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list[Generation]:
-    """Bad prompts between canaries, which must come out as ever; the bad ones' generations."""
+    """Run bad prompts between canaries, which must give their usual tokens. Returns the generations of the bad
+    prompts."""
     good = [llm.loop.add(prompt, GREEDY)[0] for prompt in CANARIES[:4]]
     wrong = [llm.loop.add(prompt, params)[0] for prompt in bad]
     good += [llm.loop.add(prompt, GREEDY)[0] for prompt in CANARIES[4:]]
@@ -96,7 +97,7 @@ def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list
 @pytest.mark.parametrize("at", [0, 20, 33])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_step_that_fails_ends_only_whom_it_fails_on(make_llm: MakeLLM, count: int, at: int) -> None:
-    """In the first chunk of a prompt, in a later one, and while it decodes."""
+    """The step fails in the first chunk of a prompt, in a later one, or during decoding."""
     llm = make_llm()
     faults: list[Exception] = []
     llm.loop.on_fault = faults.append
@@ -183,7 +184,7 @@ def test_scoring_requests_fail_alone_and_begin_anew(make_llm: MakeLLM) -> None:
 
 @pytest.mark.parametrize("method", ["schedule", "update"])
 def test_a_scheduler_that_fails_on_one_request(make_llm: MakeLLM, method: str) -> None:
-    """It is made anew, and the request that it fails on ends."""
+    """The scheduler is recreated, and the request that makes it fail ends."""
     llm = make_llm()
     make = llm.loop.requests._make_scheduler
 
@@ -272,7 +273,7 @@ def test_a_sampler_that_fails_ends_its_request(make_llm: MakeLLM, how: str, monk
         return {"nan": None, "id": SampledToken(VOCAB), "negative": SampledToken(-1)}[how]
 
     monkeypatch.setattr(Sampler, "sample", faulty)
-    [wrong] = run(make_llm(), [[77]], SamplingParams(max_tokens=9, min_tokens=1))  # which the host samples
+    [wrong] = run(make_llm(), [[77]], SamplingParams(max_tokens=9, min_tokens=1))  # min_tokens: the host samples
     assert wrong.finish_reason == "error" and wrong.token_ids == []
     assert isinstance(wrong.fault, RuntimeError) == (how == "raise")
 
@@ -295,7 +296,7 @@ def test_a_grammar_that_fails_ends_its_request(make_llm: MakeLLM, method: str) -
 
 
 def test_what_is_not_a_number_is_zeroed_and_not_cached(make_llm: MakeLLM) -> None:
-    """But not the blocks that another request shares."""
+    """Blocks that another request shares are not zeroed."""
     nan = next(t for t in range(VOCAB) if all(t not in expected(p) and t not in p for p in [*CANARIES, [11] * 13]))
     llm = make_llm(nan_after=nan)
     last = next(i for i in range(VOCAB) if context_hash([*[11] * 12, i], VOCAB) == nan)
@@ -306,7 +307,7 @@ def test_what_is_not_a_number_is_zeroed_and_not_cached(make_llm: MakeLLM) -> Non
         llm.executor.batches.clear()
         return found
 
-    for _ in range(2):  # nothing of it is left the second time
+    for _ in range(2):  # nothing is left of it the second time
         [wrong] = run(llm, [bad])
         assert wrong.finish_reason == "error" and wrong.token_ids == [nan] and wrong.num_cached_tokens == 0
         assert len(set(zeroed())) == 4  # 14 tokens in blocks of 4
@@ -318,7 +319,7 @@ def test_what_is_not_a_number_is_zeroed_and_not_cached(make_llm: MakeLLM) -> Non
 
 
 def test_a_trial_finds_every_set_of_culprits() -> None:
-    """Exhaustive: all sets among eight, of which each fails whatever runs beside it."""
+    """Exhaustive: all sets of culprits among eight requests; a culprit fails whatever runs beside it."""
     for bits in range(1, 256):
         culprits, trial, found, steps = {i for i in range(8) if bits >> i & 1}, Trial(), set(), 0
         group: list[int] = list(range(8))

@@ -1,4 +1,4 @@
-"""The report of an engine: what it is drawn from, and that the page needs nothing but itself."""
+"""The report of an engine: the sources of its figures, and that the page loads nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from icc.runtime.report.write import write_report
 
 
 class Checked(HTMLParser):
-    """Fails on an element that is not closed, or closed twice; counts them."""
+    """Fails if an element is not closed, or closed twice; counts the elements by tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Checked(HTMLParser):
 
 
 def self_contained(page: str) -> Checked:
-    """The page's elements; it asks nobody for anything, and its policy would refuse that."""
+    """Check that the page loads nothing and that its policy forbids it, and return its elements."""
     assert "default-src &#x27;none&#x27;" in page
     assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\(|https?://", page)
     return Checked(page)
@@ -117,7 +117,7 @@ def test_a_layers_text_is_read_as_a_graph_that_is_drawn_without_overlap() -> Non
 
 
 def test_the_page_of_an_engine_that_tells_little(make_engine: Callable[..., Path], tmp_path: Path) -> None:
-    """An engine without report.json, such as one of an earlier version, has what its program tells."""
+    """An engine without report.json, such as one of an earlier version: the report shows what the program contains."""
     engine = make_engine("odd <name>.engine")
     file = tmp_path / "report.html"
     written = write_report(engine, file)
@@ -133,7 +133,7 @@ def test_the_page_of_an_engine_that_tells_little(make_engine: Callable[..., Path
 def test_the_limit_is_of_a_known_gpu_or_measured_or_not_shown(
     make_engine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a CPU reads in a second is known of none but the one that is here."""
+    """The bandwidth of a CPU is measured, which is possible for this machine only."""
     row = {"op": "linear", "calls": 1, "flops": 10, "bytes": 4e6, "seconds": 0.001}
     report = {"roofline": {"decode": [row]}, "machine": {"bandwidth": 4.0, "peak_f16": 1.0, "peak_i8": 1.0}}
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""The life of requests: each that is accepted ends exactly once, whatever happens on the way, and leaves nothing."""
+"""The life of requests: each accepted one ends exactly once, in any sequence of events, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_prompt_ends_once() -> None:
 
 
 class Wire:
-    """The channel without a socket: what the worker is told next, and what it has said."""
+    """A channel without a socket: the next messages for the worker, and the messages it has sent."""
 
     def __init__(self) -> None:
         self.inbox: list[Any] = []
@@ -126,7 +126,7 @@ class Anything:
 
 
 class SlowGrammars(GrammarService):
-    """Compiles when it is told to."""
+    """Compiles grammars only when `compile` is called."""
 
     def __init__(self) -> None:
         self.asked: list[Submit] = []
@@ -149,7 +149,7 @@ class SlowGrammars(GrammarService):
 
 
 class Life(RuleBasedStateMachine):
-    """The engine process over a fake device, with little memory, guesses, and steps that fail."""
+    """The engine process over a fake device, with little memory, guesses, and failing steps."""
 
     embeds = False
 
@@ -162,7 +162,7 @@ class Life(RuleBasedStateMachine):
         self.real_step = self.executor.step
         self.executor.step = self.step_or_fail  # type: ignore[method-assign]
         self.failures: set[int] = set()  # prompts that begin with these tokens fail
-        self.faults = 0  # steps to come that fail whoever runs
+        self.faults = 0  # number of next steps that fail for any request
         manifest = toy_manifest(vocab_size=VOCAB, max_seq_len=48)
         speculator = Speculator(Oracle(0.7, rule=hash_rule), adaptive=False) if guesses else None
         self.llm = LLM(self.manifest(manifest), self.executor, speculator=None if self.embeds else speculator)
@@ -243,7 +243,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, VOCAB - 1))
     def fail_on(self, first: int) -> None:
-        """Who is to blame shows only while others may run."""
+        """Let requests with one of two first tokens fail; culprits can be found only if other requests succeed."""
         self.failures = {first, (first + 1) % VOCAB}
 
     @rule()
@@ -253,7 +253,7 @@ class Life(RuleBasedStateMachine):
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Count what the worker has said against what was asked."""
+        """Check the worker's messages against the requests."""
         for message in self.wire.sent:
             if isinstance(message, Failed):
                 assert message.id in self.open, "it has ended"
@@ -285,7 +285,7 @@ class Life(RuleBasedStateMachine):
     def the_table_and_the_scheduler_agree(self) -> None:
         requests, scheduler = self.llm.loop.requests, self.llm.loop.scheduler
         scheduler.check()
-        running = {request.id for request in scheduler.queues.running}  # beams of a request all run, or wait, together
+        running = {request.id for request in scheduler.queues.running}  # all beams of a request run, or wait, together
         waiting = {request.id for request in scheduler.queues.waiting}
         for request in requests.live.values():
             where = {
@@ -314,7 +314,7 @@ class Life(RuleBasedStateMachine):
         assert here - self.cancelled == self.open.keys() - arrived - self.cancelled
 
     def teardown(self) -> None:
-        """All come to their end, and nothing is left of them."""
+        """Let all requests end, and check that nothing is left."""
         if not hasattr(self, "worker"):
             return
         for _ in range(2000):
@@ -325,7 +325,7 @@ class Life(RuleBasedStateMachine):
                 break
         assert not self.open, "somebody has not ended"
         loop, prompts = self.llm.loop, self.worker.prompts
-        assert loop.step() == []  # a trial is over when somebody would run after it
+        assert loop.step() == []  # a trial ends when another request would run after it
         driver = self.worker._driver
         assert not any(prompts._stages.values()) and not prompts._deadlines
         assert not driver._generating and not driver._reading and not self.worker._deltas
@@ -335,7 +335,7 @@ class Life(RuleBasedStateMachine):
 
 
 class EmbeddingLife(Life):
-    """The same of an engine that embeds."""
+    """Life in an engine that embeds."""
 
     embeds = True
 
@@ -344,7 +344,7 @@ class EmbeddingLife(Life):
 
 
 def hash_rule(tokens: Any, vocab: int) -> int:
-    """What the fake model says, whose vocabulary is smaller than the oracle's."""
+    """The fake model's next token. Ignores `vocab`, as the oracle passes that of a larger vocabulary."""
     return context_hash(tokens, VOCAB)
 
 

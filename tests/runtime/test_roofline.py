@@ -1,4 +1,4 @@
-"""The one formula of the least time of work, and that nobody writes it again."""
+"""The one formula for the minimal time of work, and that it is not repeated elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_larger_of_reading_and_computing_counts() -> None:
     assert roof.seconds(50, 600) == roof.arithmetic_seconds(600) == 0.6
     assert (roof.attainable(2.0), roof.attainable(20.0)) == (200.0, 1000.0)
     assert roof.among(4).seconds(50, 400) == 2.0
-    assert Roofline(100.0).seconds(50, 1e30) == 0.5  # of a machine whose rate nobody measured
+    assert Roofline(100.0).seconds(50, 1e30) == 0.5  # a machine with an unknown rate
 
 
 def test_targets_give_theirs_in_bytes_and_flops() -> None:
@@ -31,7 +31,7 @@ def test_targets_give_theirs_in_bytes_and_flops() -> None:
 
 
 def test_nobody_divides_by_a_targets_figures() -> None:
-    """Of the compiler's cost models and reports, each asks `Target.roofline`."""
+    """The compiler's cost models and reports use `Target.roofline`."""
     names = r"\.(bandwidth|peak_f16|peak_i8)\b"
     figure = re.compile(rf"{names}.*\de(9|12)\b|\de(9|12)\b.*{names}")
     assert figure.search("0.93e9 * self.target.bandwidth") and figure.search("(target.peak_f16 * 1e12)")

@@ -1,4 +1,4 @@
-"""Sampler: statistics against a plain numpy reference, penalties, determinism, and parameters that are refused."""
+"""Sampler: statistics against a plain numpy reference, penalties, determinism, and refused parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from icc.runtime.requests.sampler import Sampler, draw, token_logprob
 
 
 def reference(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """The distribution, by the definitions: temperature, then top-k, then top-p, then min-p."""
+    """The distribution by definition, float64 [vocab]: temperature, then top-k, then top-p, then min-p."""
     values = logits.astype(np.float64) / temperature
     order = sorted(range(len(values)), key=lambda index: (-values[index], index))
     if top_k:
@@ -21,7 +21,7 @@ def reference(logits: np.ndarray, temperature: float, top_k: int, top_p: float, 
     weights = np.exp(values[order] - values.max())
     weights /= weights.sum()
     before = np.cumsum(weights) - weights
-    before[0] = -1.0  # at least one
+    before[0] = -1.0  # at least one candidate
     keep = (before < top_p) & (weights >= min_p * weights[0])
     result = np.zeros(len(values))
     result[np.array(order)[keep]] = weights[keep]
@@ -68,7 +68,7 @@ def test_top_p_looks_further_when_the_first_candidates_do_not_hold_enough() -> N
     tokens = [draw(logits, params, uniform) for uniform in uniforms]
     assert (expected[tokens] > 0).all()
     assert len(set(tokens)) > 400
-    # the whole range of uniforms reaches the first and the last candidate and nothing else
+    # the uniforms 0 and almost 1 give the first and the last candidate
     order = np.lexsort((np.arange(5000), -logits))
     kept = order[: int((expected > 0).sum())]
     assert draw(logits, params, 0.0) == kept[0]
@@ -203,7 +203,7 @@ def test_one_stop_string_need_not_be_in_a_tuple() -> None:
 
 
 class Even:
-    """Takes token 3 for allowed until it comes; then only even tokens."""
+    """A constraint that shows token 3 as allowed until it is tried; afterwards only the `exact` tokens."""
 
     def __init__(self, exact: list[int]) -> None:
         self._exact, self.taken, self._refused = exact, [], False
@@ -224,7 +224,7 @@ def test_a_token_that_a_constraint_takes_back_is_sampled_anew(temperature: float
     constraint = Even([0, 2, 4])
     sample = Sampler(params, [], 8, constraint=constraint).sample(logits)
     assert sample is not None and [sample.token_id] == constraint.taken and sample.token_id in (0, 2, 4)
-    assert Sampler(params, [], 8, constraint=Even([])).sample(logits) is None  # nothing may follow
+    assert Sampler(params, [], 8, constraint=Even([])).sample(logits) is None  # no token is allowed
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,8 @@ def test_a_token_that_a_constraint_takes_back_is_sampled_anew(temperature: float
     ],
 )
 def test_what_is_wanted_of_a_row_is_enough(options: dict[str, Any], wanted: int) -> None:
-    """Nothing changes where all but so many of the largest logits, of equal ones the first, are minus infinity."""
+    """The sample stays the same if all logits but the `wanted` largest (the first ones of equal logits) are minus
+    infinity."""
     params = SamplingParams(seed=1, **options)
     whole, few = (Sampler(params, [1, 2], 64, [0]) for _ in range(2))
     assert whole.wanted == wanted

@@ -1,4 +1,5 @@
-"""Steps that are scheduled before the one before is known: what runs is right, and the device does not wait for it.
+"""Steps that are scheduled before the previous step's results are known: they are right, and the device does not
+wait.
 
 Time is modelled: no clock is read, so that nothing depends on the machine.
 """
@@ -26,20 +27,19 @@ from icc.runtime.scheduler.request import RequestSpec, ScheduledRequest
 SEQUENCES, STOP = 64, 9
 FACTS: dict[str, Any] = {"vocab_size": 64, "max_seq_len": 2048, "eos_token_ids": [STOP]}
 MakeManifest = Callable[..., Manifest]
-HOST_S = (
-    1.8e-3  # what the loop and the executor take per step of 128 sequences (benchmarks/NOTES.md): here there are 64
-)
+HOST_S = 1.8e-3  # the loop and the executor per step of 128 sequences (benchmarks/NOTES.md); here there are 64
 
 
 def h100_seconds(batch: ScheduledBatch) -> float:
-    """A step of an 8B model of 4 bits: bytes at 70 % of an H100's bandwidth, or products at 60 % of its peak."""
+    """Seconds of a step of an 8B model of 4 bits: bytes at 70 % of an H100's bandwidth, or products at 60 % of its
+    peak."""
     read = 4.7e9 + 131e3 * sum(sequence.end for sequence in batch.sequences)
     return max(read / (0.7 * 3.35e12), 2 * 8e9 * batch.num_tokens / (0.6 * 990e12))
 
 
 class ModelledDevice:
-    """Samples in the order of its stream and takes modelled time for it; the host takes `HOST_S` per step, half of it
-    before the device has the step and half after it has seen what came of it. Every 101st token ends an answer.
+    """Samples in the order of its stream, in modelled time. The host takes `HOST_S` per step, half of it before the
+    device has the step and half after its results are there. Every 101st token ends an answer.
     """
 
     inputs, samples, vocab_size = (), True, 64
@@ -77,7 +77,7 @@ class ModelledDevice:
 
 
 class Counted:
-    """Steps, and those that had chunks of prompts."""
+    """Counts steps, steps with chunks of prompts, and steps with all sequences."""
 
     def __init__(self) -> None:
         self.all = self.mixed = self.full = 0
@@ -91,7 +91,8 @@ class Counted:
 def serve(
     manifest: Manifest, groups: tuple[GroupConfig, ...], ahead: bool = True, requests: int = 300
 ) -> ModelledDevice:
-    """Requests arrive faster than 64 at a time are served, and some are cancelled, until the last has come."""
+    """Serve requests until the last one has arrived: they arrive faster than 64 at a time can be served, and some are
+    cancelled."""
     device, source = ModelledDevice(groups), random.Random(0)
     loop = EngineLoop(manifest, device, None)
     if not ahead:
@@ -111,7 +112,7 @@ def serve(
 
 
 def idle(device: ModelledDevice) -> float:
-    """The share of the time in which it had nothing to do, though there was work all along."""
+    """The share of the time in which the device was idle, although there was always work."""
     return 1 - device.busy / device.free_at
 
 
@@ -169,7 +170,7 @@ def test_one_step_after_the_other_hides_nothing(toy_manifest: MakeManifest) -> N
 
 
 def test_the_step_behind_which_a_request_has_all_its_tokens_is_its_last() -> None:
-    """Nothing of it is started ahead then."""
+    """No step is started ahead for it then."""
     request = ScheduledRequest(spec=RequestSpec(1, (5, 6, 7), 3), arrival=0, tokens=[5, 6, 7])
     found = []
     for token in (8, 9, 10):

@@ -47,7 +47,7 @@ def test_a_sequence_whose_tokens_see_later_ones_runs_in_one_step_and_leaves_noth
     s = Scheduler(SchedulerConfig(4, 16, 8, (GroupConfig(20, 4, policy=WithinStep()),)))
     for request_id, length in enumerate((9, 6, 3, 1, 16, 2), start=1):
         s.add(RequestSpec(request_id, tuple(range(length)), 0, first_row=request_id == 2))
-    batch = s.schedule()  # the third would fit, but not be served before those that come first
+    batch = s.schedule()  # the third one would fit, but must not be served before earlier requests
     assert shape(batch) == [(1, 0, 9, 1), (2, 0, 6, 1)] and [q.first_row for q in batch.sequences] == [False, True]
     assert [done.request_id for done in s.update([StepOutcome(1, None), StepOutcome(2, None)])] == [1, 2]
     assert [step(s, None), step(s, None), step(s, None)] == [
@@ -102,7 +102,7 @@ def test_preemption_takes_the_latest_and_gives_the_same_tokens_back() -> None:
     assert step(s, 7) == [(1, 0, 3, 1), (2, 0, 2, 1)]
     assert step(s, 7) == [(1, 3, 1, 1), (2, 2, 1, 1)]
     assert step(s, 7) == [(1, 4, 1, 1), (2, 3, 1, 1)]  # five blocks: 3 + 2
-    assert step(s, 7) == [(1, 5, 1, 1)]  # request 2 needs a third block, is the last itself, and goes
+    assert step(s, 7) == [(1, 5, 1, 1)]  # request 2 needs a third block, is the last in rank, and is preempted itself
     assert s.num_running == 1 and s.num_waiting == 1
     while s.num_running == 1 and s.has_work():
         assert step(s, 7)[0][0] == 1 or s.num_running
@@ -171,7 +171,7 @@ def test_pool_evicts_the_least_recently_released_tail_first() -> None:
         cache.publish(key, block)
     pool.release(table)
     assert (pool.num_free, pool.num_cached) == (0, 3)
-    assert pool.allocate(1) == [table[2]]  # the tail goes before the head
+    assert pool.allocate(1) == [table[2]]  # the tail is evicted before the head
     assert not cache.holds(table[2]) and cache.holds(table[0])
     pool.share(table[0])
     pool.check([[table[2]], [table[0]]])
@@ -185,7 +185,7 @@ def test_keys_depend_on_every_token_and_on_the_salt() -> None:
 
 
 def order_of_service(s: Scheduler) -> list[int]:
-    """Request ids in the order in which they were let in; every request samples one token."""
+    """Request ids in the order of admission; every request samples one token."""
     order: list[int] = []
     while s.has_work():
         order += [request for request, start, _, _ in step(s) if start == 0]
@@ -207,7 +207,7 @@ def test_a_client_pays_for_the_tokens_it_asks_for_and_not_for_those_it_leaves() 
     for request_id in (2, 3):
         s.add(RequestSpec(request_id, (1,), 3, client="short"))
     s.add(RequestSpec(4, (1,), 1, client="long"))
-    s.abort(1)  # its 31 tokens were never served, but 4 was tagged when they were asked for
+    s.abort(1)  # its 31 tokens were never served, but request 4 got its place in the queue while they counted
     s.add(RequestSpec(5, (1,), 1, client="long"))
     assert order_of_service(s) == [2, 3, 4, 5]
     s.add(RequestSpec(6, (1,), 30, client="long"))
@@ -218,7 +218,7 @@ def test_a_client_pays_for_the_tokens_it_asks_for_and_not_for_those_it_leaves() 
 
 
 def test_what_a_request_leaves_is_its_client_s_at_once() -> None:
-    """The next one comes where the last one began, before what another client has asked for behind as many tokens."""
+    """The next request takes the place where the last one began, before an equally late request of another client."""
     s = scheduler(batch=1)
     s.add(RequestSpec(1, (1,), 30, client="long"))  # from 0 to 31
     s.add(RequestSpec(2, (1,), 1, client="long"))  # from 31 to 33
@@ -238,7 +238,8 @@ def test_priority_goes_before_fairness() -> None:
 
 
 def test_guesses_that_are_accepted_become_tokens_and_are_moved_to_their_places() -> None:
-    """All of a chain, which lies where it belongs; a branch of a tree; and more than there are, which is a bug."""
+    """All of a chain, whose tokens are in place; a branch of a tree, whose tokens move; too many accepted guesses are a
+    bug."""
 
     def take(parents: tuple[int, ...], *accepted: int, again: bool = False) -> tuple[list[int], int, list[Any]]:
         request = ScheduledRequest(
@@ -257,7 +258,8 @@ def test_guesses_that_are_accepted_become_tokens_and_are_moved_to_their_places()
 
 
 def test_guesses_share_what_room_is_left() -> None:
-    """Eight tokens for three that decode: five guesses, of which the first takes as many as it has."""
+    """Eight tokens per step for three decoding requests leave five guesses: the first request gets all three of its
+    own."""
     s = scheduler(tokens=8, rows=64)
     for request_id in (1, 2, 3):
         s.add(RequestSpec(request_id, (request_id,), 9))

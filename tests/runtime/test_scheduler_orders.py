@@ -1,4 +1,4 @@
-"""The scheduler with little memory: every order of a few requests, and many requests in room for one."""
+"""The scheduler with little memory: all orders of a few requests, and many requests with memory for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shadow_device import Device
 
 
 def test_all_orders_of_three_requests_in_four_blocks() -> None:
-    """Exhaustive: when each of three requests arrives, and whether and when the second is aborted."""
+    """Exhaustive: the arrival time of each of three requests, and the time at which the second is aborted, if it is."""
     prompts = [(0, 1, 0), (0, 1, 0, 1, 1), (0, 1)]
     for arrivals in itertools.product(range(4), repeat=3):
         for abort_at in (None, 0, 1, 2, 3, 5):
@@ -63,6 +63,6 @@ def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new
     assert max(request.num_preemptions for request in requests.values()) <= 4
     assert steps < 40 * (new + 5)
     assert (scheduler.num_swaps > 0) == (host > 0) and scheduler.num_swaps <= scheduler.num_preemptions
-    if host == 500:  # room for everybody: nothing is computed twice
+    if host == 500:  # memory for all requests: nothing is computed twice
         assert scheduler.num_swaps == scheduler.num_preemptions
         assert device.computed <= sum(1 + i % 5 + new - 1 for i in range(40))

@@ -1,4 +1,4 @@
-"""The scheduler as a state machine under random events, with a shadow of what each slot of each KV group holds."""
+"""The scheduler as a state machine under random events, with a shadow of the contents of each slot of each KV group."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = Device(self.config, self.scheduler)
         self.live: dict[int, RequestSpec] = {}
         self.ended: set[int] = set()
-        self.flight: ScheduledBatch | None = None  # scheduled before the step that ran last was accounted for
+        self.flight: ScheduledBatch | None = None  # scheduled before the last step's results were accounted for
         self.next_id = self.branched = 0
         self.source = random.Random(0)
 
@@ -100,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         late_abort=st.sampled_from([None, None, None, 0, 1]),
         ahead=st.booleans(),
         guesses=st.none() | st.integers(0, 1 << 20),
-        preempt=st.sampled_from([None, None, 0, 1]),  # oftener than memory runs out
+        preempt=st.sampled_from([None, None, 0, 1]),  # more often than memory runs out
         abort_too=st.booleans(),
     )
     def step(
@@ -138,11 +138,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.branch()
 
     def may_get(self, verdict: Verdict, outcome: StepOutcome) -> bool:
-        """Scores never end; beams end by an error, or all at once."""
+        """Scores cannot be stopped; beams end by an error, or all at once."""
         return outcome.token_id is not None or (outcome.request_id in self.device.beams and verdict is Verdict.ERROR)
 
     def branch(self) -> None:
-        """Requests whose beams have all been looked at go on, or end."""
+        """Requests all of whose beams were sampled branch again, or end."""
         for request_id, looked_at in list(self.device.looked_at.items()):
             if looked_at != self.device.beams[request_id].keys():
                 continue
@@ -179,7 +179,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        # every step computes a token of the first in rank, which is never preempted
+        # every step computes a token of the first request in rank, which is never preempted
         bound = sum(spec.cost for spec in self.live.values()) * 2
         while self.live:
             assert bound >= 0, "no progress"
@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert group.host.num_free == config.host_blocks
 
 
-RUNS, AT_ONCE = size_of("state_machine"), 1000  # hypothesis keeps what it has tried: gigabytes of 10,000
+RUNS, AT_ONCE = size_of("state_machine"), 1000  # hypothesis keeps its examples in memory: gigabytes for 10,000
 
 
 @pytest.mark.parametrize("part", range(-(-RUNS // AT_ONCE)))
@@ -208,7 +208,7 @@ def test_whatever_happens_in_whatever_order(part: int) -> None:
 
 
 def walk(seed: int, with_beams: float) -> SchedulerMachine:
-    """The rules of the machine at random: longer runs with fuller caches than hypothesis looks for."""
+    """Apply the machine's rules at random: longer runs with fuller caches than hypothesis tries."""
     source = random.Random(seed)
     machine = SchedulerMachine()
     blocks, size, batch = source.randint(6, 16), source.randint(1, 4), source.randint(1, 4)
@@ -251,7 +251,7 @@ def test_random_walks_with_swaps_and_trees() -> None:
 
 
 def test_random_walks_with_beams() -> None:
-    """Requests that fork, are put in another order, lose their blocks and end, among others that do not."""
+    """Requests that fork, reorder their beams, lose their blocks and end, among requests without beams."""
     copied: Counter[str] = Counter()
     branched = folded = 0
     for seed in range(80):

@@ -1,5 +1,4 @@
-"""Chain or tree by how often second choices are right: the guesses that are likeliest to be accepted, whatever the
-layer says."""
+"""Chain or tree, by how often second choices are right: the guesses that are likeliest to be accepted on average."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from icc.runtime.speculate.siblings import MEMORY, PlannedGuess, SecondChoices, 
 
 
 def most(rate: float, second: float, count: int) -> float:
-    """The largest sum of chances of `count` guesses, by trying all that hold together."""
+    """The largest sum of chances of `count` guesses, by trying all valid combinations."""
     best = 0.0
     for length in range(count + 1):
         beside = [rate**depth * (1 - rate) * second for depth in range(length + 1)]
@@ -30,7 +29,7 @@ def test_no_other_guesses_are_likelier(rate: float, second: float) -> None:
         found = best_guesses(rate, second, count)
         assert len(found) == count
         assert sum(guess.chance for guess in found) == pytest.approx(most(rate, second, count))
-        for place, guess in enumerate(found):  # what it follows comes before it
+        for place, guess in enumerate(found):  # the guess that it follows comes before it
             assert guess.depth == 1 or (guess.depth - 1, False) in [(g.depth, g.second) for g in found[:place]]
 
 

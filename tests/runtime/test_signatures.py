@@ -50,7 +50,7 @@ def key(tmp_path: Path) -> SecretKey:
 
 @pytest.fixture
 def engines(make_engine: Make, tmp_path: Path) -> Path:
-    """A directory with the toy engine in both forms."""
+    """A directory with the toy engine, as a directory and as one file."""
     pack_engine(make_engine(), tmp_path / "toy.icc")
     return tmp_path
 
@@ -70,7 +70,7 @@ def test_what_is_half_written_is_removed_by_sigterm(
 
 
 def test_any_name_of_a_file_may_be_in_a_bill_of_materials(make_engine: Make, tmp_path: Path) -> None:
-    """That of another component, and one that is no text, which is written in escapes: no JSON text has it."""
+    """A name that equals that of another component, and one that is not valid UTF-8, which is written with escapes."""
     model = tmp_path / os.fsdecode(b"model\xff")
     model.mkdir()
     for name in (b"engine", b"runtime", b"checkpoint", b"\xff.json"):
@@ -103,12 +103,12 @@ def test_a_signed_engine_is_verified_by_its_key_alone(form: str, engines: Path, 
     assert done.exit_code == 50 and "the signature is by key" in done.output
     assert run.invoke(main, ["verify", str(engine), "--key", "nonsense"]).exit_code == 2
     assert run.invoke(main, ["run", str(engine), "-p", "abc", "--max-tokens", "4"]).output.startswith("defg")
-    sign_engine(engine, SecretKey.new())  # another signature takes its place
+    sign_engine(engine, SecretKey.new())  # replaces the signature
     assert run.invoke(main, ["verify", str(engine), "--key", public]).exit_code == 50
 
 
 def test_a_signature_goes_along(engines: Path, key: SecretKey) -> None:
-    """From a directory into its file and back; the manifest and the files are as they were."""
+    """Packing and unpacking keep the signature; the manifest and the files do not change."""
     before = read_manifest(engines / "toy.icc")
     sign_engine(engines / "toy.engine", key)
     pack_engine(engines / "toy.engine", engines / "toy.icc", force=True)
@@ -122,7 +122,7 @@ def test_a_signature_goes_along(engines: Path, key: SecretKey) -> None:
 
 
 def test_what_is_signed_has_the_digest_of_every_file(engines: Path, key: SecretKey) -> None:
-    """A byte of any file, a file more or less, another manifest: each is told."""
+    """A changed byte of any file, an extra file, and a changed manifest are detected."""
     engine = engines / "toy.engine"
     sign_engine(engine, key)
     names = sorted(read_manifest(engine).files)
@@ -146,7 +146,7 @@ def test_what_is_signed_has_the_digest_of_every_file(engines: Path, key: SecretK
     changed = raw.replace(b'"target": "cpu"', b'"target": "gpu"')
     assert changed != raw
     blank = hashlib.sha256(changed.replace(own.encode(), b"0" * 64)).hexdigest()
-    (engine / "engine.json").write_bytes(changed.replace(own.encode(), blank.encode()))  # sealed again
+    (engine / "engine.json").write_bytes(changed.replace(own.encode(), blank.encode()))  # with a new digest
     with pytest.raises(SignatureError, match="not of this file: it has changed"):
         check_signature(open_container(engine), read_manifest(engine), key.public)
 
@@ -244,7 +244,8 @@ def test_a_key_with_a_password_of_minisign_is_read() -> None:
 
 
 def locked(key: SecretKey, password: bytes, operations: int, memory: int, cost: tuple[int, int]) -> str:
-    """A key under a password, with libsodium's limits and the scrypt cost (N, p) that they mean."""
+    """The text of a key under a password. operations, memory: libsodium's limits, for which minisign uses scrypt with
+    cost (N, p)."""
     secret = key.seed + key.public.raw
     checksum = hashlib.blake2b(b"Ed" + key.public.id + secret, digest_size=32).digest()
     held = key.public.id + secret + checksum

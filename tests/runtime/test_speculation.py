@@ -1,4 +1,4 @@
-"""Speculative decoding over the fake executor: whatever is guessed, every request gets the tokens of plain decoding."""
+"""Speculative decoding over the fake executor: for any guesses, every request gets the tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[st
     """Greedy, with preemption, chunked prompts, prefix reuse and several trees in a step."""
     plain = make_llm(num_blocks=200).generate(PROMPTS, PARAMS)
     llm = make_llm(Oracle(right), **executor)
-    for _ in range(2):  # the second time out of the prefix cache, whose blocks hold moved tokens
+    for _ in range(2):  # the second time with the prefix cache, whose blocks contain moved tokens
         for expected, got in zip(plain, llm.generate(PROMPTS, PARAMS), strict=True):
             assert got == expected
         llm.loop.scheduler.check()
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[st
 
 
 def test_seeded_samples_are_those_of_plain_decoding(make_llm: MakeLLM) -> None:
-    """Also where the host must sample (penalties), with log-probabilities, min_tokens and several completions."""
+    """One request must be sampled on the host (penalties); others have log-probabilities or several completions."""
     params = [
         SamplingParams(max_tokens=12, temperature=5.0, seed=1, n=2),
         SamplingParams(max_tokens=12, temperature=3.0, seed=2, top_k=5, logprobs=2),
@@ -63,13 +63,13 @@ def test_seeded_samples_are_those_of_plain_decoding(make_llm: MakeLLM) -> None:
 
 
 def counting(tokens: Sequence[int], vocab: int) -> int:
-    """a, b, c, ... in bytes."""
+    """The letters a, b, c, ... as bytes."""
     return (tokens[-1] + 1 - 97) % 26 + 97
 
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_stop_strings_and_limits_are_exact(make_llm: MakeLLM, length: int) -> None:
-    """Wherever in a tree the text or the number of tokens ends."""
+    """At any position in a tree at which the text or the number of tokens ends."""
     llm = make_llm(Oracle(1.0, seed=length, rule=counting), rule=counting)
     cut = SamplingParams(max_tokens=length)
     [text] = llm.generate(["xyz"], cut)
@@ -105,7 +105,7 @@ def test_logits_that_are_not_numbers_end_the_request_after_the_good_tokens(make_
 
 
 def periodic(tokens: Sequence[int], vocab: int) -> int:
-    """Repeats what is 7 tokens back."""
+    """Repeats the token 7 positions back."""
     return tokens[-7] if len(tokens) >= 7 else 1
 
 
@@ -126,7 +126,7 @@ class Owner:
 
 @pytest.mark.parametrize("blocks", [200, 12])
 def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
-    """The same model guesses everything right, also where its memory is short; another model does no harm."""
+    """A draft engine of the same model guesses everything right, even with little memory; another changes no tokens."""
     params = [replace(one, ignore_eos=True) for one in PARAMS]
     plain = make_llm().generate(PROMPTS, params)
     for rule, least in ((context_hash, 50 if blocks == 200 else 5), (counting, 0)):
@@ -150,7 +150,7 @@ def test_guesses_in_a_score_are_not_made(make_llm: MakeLLM) -> None:
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_request_may_go_without(make_llm: MakeLLM, adaptive: bool) -> None:
-    """Nobody guesses for it, before, beside and behind others; its tokens are the same."""
+    """It gets no guesses before, beside and after others; its tokens are the same."""
     llm, prompts = make_llm(Oracle(0.9), adaptive=adaptive), [[5, 6], [7, 8], [5, 6]]
     assert llm.loop.speculator is not None
     llm.loop.speculator.accounts.times = Clock(0.05)

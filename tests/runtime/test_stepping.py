@@ -1,4 +1,4 @@
-"""Steps of an executor, one by one: what is left of those that failed, how a device is tried, what the host samples."""
+"""Single steps of an executor: the state after failed steps, trials of a device, and sampling on the host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from oracle_drafters import Fixed
 
 from .test_typical import SMALL, TREE
 
-STEP = ScheduledBatch((ScheduledSequence(-1, (0,), 0, ((0,), (0,)), 1),))  # one token, which reads nothing
+STEP = ScheduledBatch((ScheduledSequence(-1, (0,), 0, ((0,), (0,)), 1),))  # one token, in the first block of each group
 
 
 class Numbered(FakeDevice):
-    """Keeps the tickets that are collected, and fails to give what the first of them stands for."""
+    """Records the collected tickets, and fails for ticket 1."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -52,7 +52,7 @@ def test_a_loop_knows_how_many_tokens_its_last_step_had(toy_manifest: Callable[.
 def test_a_speculator_forgets_each_generation_once_and_hears_of_no_other_request(
     toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forgetting wakes one that rests."""
+    """`forget` also wakes a speculator that has paused."""
     told: list[int] = []
     monkeypatch.setattr(Speculator, "forget", lambda self, request_id: told.append(request_id))
     loop = LLM(toy_manifest(), FakeExecutor(), speculator=Speculator(Fixed(TREE))).loop
@@ -108,7 +108,7 @@ def test_a_speculator_is_told_how_long_a_step_took(
 
 
 def test_whoever_waits_for_a_device_that_has_failed_for_good_is_told_so(toy_manifest: Callable[..., Manifest]) -> None:
-    """Those that were never in a step, too: each ends, with its outputs, and nothing is left to run."""
+    """Each request ends, even if it was never in a step, and nothing is left to run."""
     executor = FakeExecutor(vocab_size=64, max_batch_size=1)
     loop = LLM(toy_manifest(vocab_size=64), executor).loop
     executor.step = lambda batch: (_ for _ in ()).throw(OSError("gone"))  # type: ignore[method-assign]

@@ -1,4 +1,5 @@
-"""Suffix decoding: what it guesses is what followed the longest ending most often, found here by looking everywhere."""
+"""Suffix decoding: it guesses the most frequent continuation of the longest matching suffix; here found by brute
+force."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 
 def everywhere(texts: Sequence[Sequence[int]], ending: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-    """As `guess` over texts that have ended; of tokens that are as frequent the smallest is wanted by no test."""
+    """`guess` by brute force over texts that have ended: tokens and their shares. Stops where two tokens are equally
+    frequent."""
     found: dict[int, list[Sequence[int]]] = {}
     for text in texts:
         for place in range(GRAM, len(text)):
@@ -38,7 +40,7 @@ def everywhere(texts: Sequence[Sequence[int]], ending: Sequence[int], count: int
         if not counts:
             break
         if len(counts) > 1 and counts[0][1] == counts[1][1]:
-            return tokens, shares  # the newest decides, which is not looked at here
+            return tokens, shares  # the newest text would decide, which is not simulated here
         tokens.append(counts[0][0])
         shares.append(counts[0][1] / len(found[longest]))
         follow = [text for text in follow if len(text) > ahead and text[ahead] == counts[0][0]]
@@ -58,7 +60,7 @@ def test_guesses_follow_the_longest_ending_most_often(texts: list[list[int]], en
 
 @pytest.mark.parametrize("period", [GRAM, 5, 9])
 def test_a_text_that_repeats_itself_goes_on_so(period: int) -> None:
-    """Within its own text a guess runs on behind its end."""
+    """A guess from the request's own text continues beyond the end of that text."""
     text, tokens = Texts(), list(range(10, 10 + period))
     text.grow([7, *tokens * 2, *tokens[:2]])
     expected = [*tokens[2:], *tokens * 3]
@@ -76,7 +78,7 @@ def test_salts_and_texts_do_not_mix() -> None:
 
 
 def test_the_second_answer_comes_out_of_the_first(make_llm: MakeLLM) -> None:
-    """The same prompt again: all but the first tokens are guessed, and they are the same."""
+    """For the same prompt all but the first tokens are guessed, and the answer is the same."""
     llm = make_llm(SuffixDrafter(), rule=context_hash, num_blocks=200)
     llm.loop.speculator.adaptive = False
     params, prompt = SamplingParams(max_tokens=60, ignore_eos=True), [5, 9, 2, 30]

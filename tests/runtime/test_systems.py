@@ -1,5 +1,5 @@
-"""macOS and Windows: the runtime is imported, opens an engine, whose library for the system it takes, and runs a fake
-device without what only Linux has."""
+"""macOS and Windows: the runtime can be imported, opens an engine, chooses the library for the system, and runs a fake
+device, without features that only Linux has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from icc.runtime.system import SYSTEMS
 SCRIPT = Path(__file__).with_name("other_system.py")
 
 
-# On every system one for each CPU that comes to mind; their files are those of the toy.
+# Libraries for every system, each for several CPUs; their files are those of the toy engine.
 LIBRARIES = [
     Library(level, f"kernels/{file}.so", flags, system)
     for system in SYSTEMS
@@ -52,7 +52,7 @@ def test_the_runtime_keeps_to_what_a_system_has(
 
 
 def test_an_engine_for_linux_says_so_elsewhere(make_engine: Callable[..., Path]) -> None:
-    """In one line, with what to do, and without a traceback."""
+    """The refusal is one line with a hint, without a traceback."""
     command = [sys.executable, str(SCRIPT), "darwin", str(make_engine(libraries=LIBRARIES[:3])), "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == MissingIsaError.exit_code, done.stderr

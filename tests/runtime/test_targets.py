@@ -1,4 +1,4 @@
-"""Engines of several targets: what is shared, which target a machine takes, and what commands make of them."""
+"""Engines of several targets: shared files, the target that a machine uses, and how commands treat them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPUS = {
 
 @pytest.fixture
 def make_several(make_engine: Make, tmp_path: Path) -> Make:
-    """Joins toy engines for the named targets; `changes` are of the CPU's."""
+    """Joins toy engines for the named targets; `changes` apply to the CPU's engine."""
 
     def make(*targets: str, embed: bool = False, name: str = "toy.engine", **changes: Any) -> Path:
         parts: dict[str, Path] = {}
@@ -63,7 +63,7 @@ def several(make_several: Make) -> Path:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """This machine has these GPUs, by the names of back ends: the facts of each by its number."""
+    """Simulates a machine with these GPUs: lists of their facts, by the name of the back end."""
 
     def has(**gpus: list[DeviceFacts]) -> None:
         def open_gpu(backend: str, ordinal: int = 0) -> Any:
@@ -113,7 +113,7 @@ def test_a_machine_takes_its_gpus_target_else_its_cpus(several: Path, machine: C
     assert taken(several) == "mi300x"
     machine(cuda=[DeviceFacts("NVIDIA A100", (8, 0), 12080, 1, 1)])
     assert taken(several) == "cpu"
-    machine(cuda=[DeviceFacts("NVIDIA H100", (9, 0), 11040, 1, 1)])  # whose driver is too old
+    machine(cuda=[DeviceFacts("NVIDIA H100", (9, 0), 11040, 1, 1)])  # its driver is too old
     assert taken(several) == "cpu"
 
 
@@ -251,7 +251,7 @@ def test_each_target_is_signed(form: str, several: Path, tmp_path: Path, machine
     assert main(["verify", f"{engine}/h100", "--key", public]) == 0
     if form == "engine":
         other = make_keys(tmp_path / "other")
-        sign_engine(engine / "cpu", other)  # of one alone
+        sign_engine(engine / "cpu", other)  # of one target only
         with pytest.raises(SignatureError, match=f"is by key {other.public.name}, not by"):
             icc.load(engine, require_signature=public)
 

@@ -1,4 +1,4 @@
-"""Text out of tokens: characters of several bytes, stop strings across tokens, special tokens."""
+"""Decoding of tokens to text: characters of several bytes, stop strings across tokens, special tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_special_tokens_give_no_text_and_do_not_pile_up(tokenizer: Tokenizer) ->
 
 
 def test_texts_of_single_tokens_are_kept_for_the_last_few(byte_tokenizer_file: Path) -> None:
-    """A server that has shown every token of a large vocabulary once would keep tens of megabytes."""
+    """Otherwise a server that has shown every token of a large vocabulary would keep tens of megabytes."""
     content = tokenizers.Tokenizer.from_str(byte_tokenizer_file.read_text())
     content.add_tokens([f"<{number}>" for number in range(2000)])
     tokenizer = Tokenizer(content.to_str().encode())
@@ -76,7 +76,7 @@ def _remember(tokenizer: Tokenizer) -> None:
 
 
 def test_a_leading_space_depends_on_what_was_before() -> None:
-    """A SentencePiece-like decoder strips the first space of what it decodes; the continuation of a prompt keeps it."""
+    """A SentencePiece-like decoder strips the first space of a text; the continuation of a prompt keeps it."""
     model = tokenizers.models.WordLevel({"\u2581a": 0, "\u2581b": 1, "c": 2}, unk_token="c")
     plain = tokenizers.Tokenizer(model)
     plain.decoder = tokenizers.decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""Tools from Python: calls in answers, whole, streamed and from asyncio; and that they can be forced."""
+"""Tools from Python: tool calls in whole and streamed answers, from asyncio, and forced calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GREEDY = SamplingParams(max_tokens=300, temperature=0.0)
 
 
 def saying(answer: str) -> Callable[[Sequence[int], int], int]:
-    """The model gives this answer to whatever is asked."""
+    """A rule by which the model gives this answer to every conversation."""
     mark, said = b"<|im_start|>assistant\n", answer.encode()
 
     def rule(context: Sequence[int], vocab_size: int) -> int:
@@ -53,7 +53,7 @@ def saying(answer: str) -> Callable[[Sequence[int], int], int]:
 
 @pytest.fixture
 def model(toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> Callable[..., LLM]:
-    """model(answer, template=...): a model that says so, with the chat template of a published one."""
+    """model(answer, template=...): a model that always gives this answer, with a published chat template."""
     tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
 
     def make(answer: str, template: str = "qwen-3") -> LLM:
@@ -107,7 +107,7 @@ def test_a_call_that_is_cut_off_says_so(model: Callable[..., LLM]) -> None:
     assert answer.finish_reason == "length" and answer.tool_calls[0].name == "weather"
     assert model("No rain.").chat(ASKED, GREEDY, tools=[TOOL]).finish_reason == "stop"
     plain = model(CALL).chat(ASKED, GREEDY, tools=[TOOL], tool_choice="none")
-    assert plain.text == CALL and not plain.tool_calls  # it was shown none
+    assert plain.text == CALL and not plain.tool_calls  # it was shown no tools
 
 
 @pytest.mark.parametrize("choice", ["required", "weather", {"type": "function", "function": {"name": "weather"}}])
@@ -187,14 +187,14 @@ def test_the_choice_among_tools_told_in_words(model: Callable[..., LLM]) -> None
 
 
 def test_a_call_that_begins_in_words_is_whole_and_of_a_tool_that_there_is(model: Callable[..., LLM]) -> None:
-    """The model would call a tool that there is not, with an argument that no schema has; stop strings hold."""
+    """The model would call an unknown tool, with an argument that no schema has; stop strings still work."""
     llm = model("Hm. " + compact("Atlantis", "nothing"), "chatml")
     [call] = llm.chat(ASKED, GREEDY, tools=[TOOL], parallel_tool_calls=False).tool_calls
     assert call.name == "weather" and json.loads(call.arguments)["city"] in ("Oslo", "Rome")
     stopped = llm.chat(ASKED, SamplingParams(max_tokens=300, temperature=0.0, stop=("m.",)), tools=[TOOL])
     assert (stopped.text, stopped.tool_calls) == ("H", ())
     free = llm.chat(ASKED, SamplingParams(max_tokens=300, temperature=0.0, min_tokens=2), tools=[TOOL])
-    assert not free.tool_calls and "nothing" in free.text  # min_tokens, which no grammar knows
+    assert not free.tool_calls and "nothing" in free.text  # min_tokens excludes grammars
 
 
 def test_a_template_without_a_system_is_told_by_its_user(model: Callable[..., LLM]) -> None:

@@ -1,4 +1,4 @@
-"""Typical acceptance: the criterion of the paper, a warning, and nothing of it unless it is asked for."""
+"""Typical acceptance: the paper's criterion, a warning, and no effect unless it is asked for."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ALL = [(0,), (1,), (0, 4), (1, 2), (1, 3), (1, 3, 5)]  # its paths
 
 
 def reference(draft: Draft, logits: np.ndarray, temperature: float, epsilon: float, delta: float) -> tuple[int, ...]:
-    """The paper's criterion for every path of the tree, in float64: the longest that is accepted, of these the
-    likeliest."""
+    """The paper's criterion for every path of the tree, in float64. Returns the longest accepted path, the likeliest of
+    equally long ones."""
     best: tuple[int, float, tuple[int, ...]] = (0, 0.0, ())
     for path in ALL:
         score, row = 0.0, 0
@@ -67,7 +67,7 @@ def test_an_end_token_ends_the_path_and_nan_accepts_nothing() -> None:
     logits = np.zeros((len(TREE) + 1, SMALL), dtype=np.float32)
     params = SamplingParams(temperature=1.0, seed=1, logprobs=0)
     walk = TypicalAcceptance().follow(TREE, logits, Sampler(params, [], SMALL), {1})
-    # all is equally likely: the longest path is 0, 1, 5, whose second token ends the text
+    # all tokens are equally likely: the longest path is 0, 1, 5, whose second token ends the text
     assert walk.accepted == (1,) and walk.row == 2
     assert [s.token_id for s in walk.samples if s] == [0, 1]
     assert walk.samples[0] is not None and walk.samples[0].logprob is not None
@@ -82,12 +82,12 @@ def test_what_is_outside_of_the_nucleus_is_not_accepted() -> None:
     typical = TypicalAcceptance(0.05, 1.0)
     free = Sampler(SamplingParams(temperature=1.0, seed=1), [], SMALL)
     narrow = Sampler(SamplingParams(temperature=1.0, top_k=1, seed=1), [], SMALL)
-    assert typical.follow(draft, logits, free, ()).accepted == (1,)  # of two paths as long, the likelier
+    assert typical.follow(draft, logits, free, ()).accepted == (1,)  # the likelier of two equally long paths
     assert typical.follow(draft, logits, narrow, ()).accepted == ()
 
 
 class Table(FakeExecutor):
-    """The logits depend on the last two tokens."""
+    """A model whose logits depend on the last two tokens."""
 
     def _logits(self, context: list[int]) -> np.ndarray:
         return np.random.default_rng([SMALL, *context[-2:]]).normal(0, 1, SMALL).astype(np.float32)

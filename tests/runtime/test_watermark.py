@@ -1,5 +1,5 @@
-"""Watermarks: the same green lists and z-scores as transformers', the model's distribution under Gumbel's, and what the
-commands say of texts."""
+"""Watermarks: the same green lists and z-scores as transformers', the model's distribution under Gumbel's, and the
+output of the commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_permutations_are_torchs(size: int, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("key", "ratio", "bias"), [(KEY, 0.25, 2.0), (2**62 + 1, 0.5, 1.5), (7, 0.1, 10.0)])
 def test_greedy_tokens_are_those_of_transformers_processor(key: int, ratio: float, bias: float) -> None:
-    """And the bias comes behind all that forbids tokens, as `generate` has it."""
+    """The bias is applied after all changes that forbid tokens, as in `generate`."""
     processor = WatermarkLogitsProcessor(VOCAB, "cpu", ratio, bias, key)
     rows = np.random.default_rng(0).normal(size=(40, VOCAB)).astype(np.float32)
     mark = Watermark(key, ratio=ratio, bias=bias)
@@ -75,7 +75,7 @@ def test_sampled_tokens_have_the_distribution_of_the_biased_logits() -> None:
     expected = 4000 * weights / weights.sum()
     assert set(drawn) <= set(kept.tolist())
     chi = sum((drawn[int(token)] - mean) ** 2 / mean for token, mean in zip(kept, expected, strict=True))
-    assert chi < 31.3  # 11 degrees of freedom: one run in a thousand is above
+    assert chi < 31.3  # 11 degrees of freedom: exceeded once in a thousand runs
 
 
 def test_over_keys_gumbels_tokens_have_the_models_distribution() -> None:
@@ -114,7 +114,7 @@ def test_z_scores_and_p_values_are_transformers() -> None:
 
 
 def written(params: SamplingParams, scale: float = 1.0) -> list[int]:
-    """Tokens that a sampler takes of random logits: the model knows what it says no more than this."""
+    """Tokens that a sampler draws from random logits. scale: their standard deviation; larger is more certain."""
     rows = np.random.default_rng(params.seed).normal(scale=scale, size=(params.max_tokens, VOCAB)).astype(np.float32)
     sampler = Sampler(params, [1, 2, 3, 4], VOCAB)
     return [sample.token_id for row in rows if (sample := sampler.sample(row)) is not None]
@@ -147,7 +147,7 @@ def test_the_tail_of_a_sum_of_exponentials() -> None:
 
 @pytest.fixture(params=[FakeExecutor, FakeDevice])
 def make_llm(request: Any, toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> Callable[..., LLM]:
-    """An LLM over a fake that samples here or on its device."""
+    """An LLM over a fake that samples on the host or on its device."""
 
     def make(drafter: Any = None) -> LLM:
         tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
@@ -162,7 +162,7 @@ def make_llm(request: Any, toy_manifest: Callable[..., Any], byte_tokenizer_file
 def test_guesses_change_no_token_of_a_marked_text(
     make_llm: Callable[..., LLM], method: str, temperature: float
 ) -> None:
-    """A guess is right if the marked sampler takes that token; whatever runs beside is not marked."""
+    """A guess is right if the marked sampler takes that token; other requests are not marked."""
     mark = SamplingParams(max_tokens=40, temperature=temperature, seed=1, watermark=MARKS[method])  # type: ignore[arg-type]
     plain = SamplingParams(max_tokens=40, temperature=temperature, seed=1)
     prompts = [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]
@@ -170,7 +170,7 @@ def test_guesses_change_no_token_of_a_marked_text(
     for llm in (make_llm(), guessing := make_llm(Oracle(0.8))):
         assert llm.generate(prompts, [mark, mark, plain]) == alone
     assert guessing.loop.speculator is not None and guessing.loop.speculator.counts.guesses
-    # a greedy answer gets no mark of Gumbel's, and SynthID's changes no token that is nearly certain
+    # Gumbel's methods leave a greedy answer unmarked, and SynthID's changes no token that is nearly certain
     same = method != "kgw" and not temperature
     assert (alone[0].token_ids == alone[2].token_ids) == same
 

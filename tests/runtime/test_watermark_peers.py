@@ -1,4 +1,4 @@
-"""Watermarks that others define: what vLLM recorded of its Gumbel-max, and transformers' SynthID-Text."""
+"""Watermarks defined by others: texts recorded from vLLM's Gumbel-max, and transformers' SynthID-Text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_numbers_of_tokens_are_vllms() -> None:
         numbers = np.array([(one + 1) / (2**24 + 1) for one in mantissas], dtype=np.float32)
         assert np.array_equal(uniforms(42, before, VOCAB)[7:9], numbers)
         assert np.array_equal(uniforms(42, before, VOCAB, np.array([7, 8])), numbers)
-    for width in (1, 3, 5, 16):  # a part of a block, and several
+    for width in (1, 3, 5, 16):  # a part of a block, and several blocks
         every = uniforms(2**64 - 1, range(width), 131)
         some = np.array([130, 0, 77, 5])
         assert every.shape == (131,) and np.array_equal(uniforms(2**64 - 1, range(width), 131, some), every[some])
@@ -78,7 +78,7 @@ def test_the_tail_of_a_gamma_variable_is_torchs(shape: float, value: float) -> N
 
 
 def test_of_two_keys_each_marks_its_share() -> None:
-    """With no tokens before, what each key would take is known."""
+    """Without tokens before, the token that each key takes is known."""
     row = np.zeros(64, dtype=np.float32)
     mark = Watermark(7, "dual_key_gumbel", alpha=0.3)
     taken = [int(uniforms(key, (-1,) * 4, 64).argmax()) for key in two_keys(7)]
@@ -88,11 +88,11 @@ def test_of_two_keys_each_marks_its_share() -> None:
         assert sample is not None
         drawn[sample.token_id] += 1
     assert set(drawn) == set(taken)
-    assert abs(drawn[taken[1]] - 600) < 3.3 * math.sqrt(2000 * 0.3 * 0.7)  # one run in a thousand is further away
+    assert abs(drawn[taken[1]] - 600) < 3.3 * math.sqrt(2000 * 0.3 * 0.7)  # further away once in a thousand runs
 
 
 def synthid() -> Any:
-    """Any: it is declared to take LongTensor, which no function returns."""
+    """transformers' processor; typed Any, as it is declared to take LongTensor, which no function returns."""
     return SynthIDTextWatermarkLogitsProcessor(
         ngram_len=5,
         keys=list(KEYS),
@@ -111,7 +111,7 @@ def test_bits_of_tokens_are_transformers() -> None:
 
 
 def test_probabilities_after_tournaments_are_transformers() -> None:
-    """From the first token on, where few tokens are left, and where the tokens before come again."""
+    """From the first token on, with few remaining tokens, and with repeated contexts."""
     processor, marking = synthid(), TournamentMarking(Watermark(KEYS, "synthid"))
     rows = np.random.default_rng(1).normal(scale=2, size=(40, VOCAB)).astype(np.float32)
     context = [3]
@@ -126,7 +126,7 @@ def test_probabilities_after_tournaments_are_transformers() -> None:
         best = marking.biased(alone)
         assert int(best.argmax()) == int(expected.argmax())
         token = int(left[place % 3])
-        context.append(token if place < 20 else context[place - 15])  # then what was said is said again
+        context.append(token if place < 20 else context[place - 15])  # then earlier tokens are repeated
         marking.push(context[-1])
 
 

@@ -1,4 +1,4 @@
-"""train-heads: what is written, that it is learned, that a seed decides, and that a run that is cut off goes on."""
+"""train-heads: its output, that it learns, that a seed determines the result, and that an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 @pytest.fixture(scope="module")
 def options(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> TrainHeadsOptions:
-    """A tiny llama with one token per letter, and a text that says the alphabet over and over."""
+    """Options for a tiny llama with one token per letter, and a text that repeats the alphabet."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("model")
     tiny.save_tiny(tiny.tiny_configs()["llama"], folder)
@@ -38,7 +38,7 @@ def options(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 
 class CutOff(Reporter):
-    """Ends the process after so many training steps, as a reader of a log would see it."""
+    """Interrupts training after `steps` steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_the_published_layout_with_heads_of_their_own_on_own_text(options: Train
 def test_an_eagle_drafter_learns_the_text_and_compiles(
     options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a chain, too: each pass of training reads what the one before made of the text."""
+    """The drafter also learns to chain guesses: each pass of training reads the outputs of the previous pass."""
     monkeypatch.setattr(trainer, "SAVE_STEPS", 7)
     chosen = replace(options, kind="eagle3", heads=3, rate=0.005, output=tmp_path / "drafter")
     with pytest.raises(KeyboardInterrupt):

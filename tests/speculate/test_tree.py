@@ -1,4 +1,4 @@
-"""The tree at compile time: the likeliest guesses, as many as pay, none where they lose."""
+"""The tree at compile time: the likeliest guesses, as many as pay, and none if they do not pay."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_indices_masks_and_depths_tell_the_same_tree() -> None:
 
 
 def test_a_tree_per_batch_size_and_none_where_it_loses() -> None:
-    """Up to eight tokens a step takes one second, beyond that time grows with them."""
+    """Up to eight tokens a step takes one second; beyond that the time is proportional to them."""
     choice = SpecChoice.parse("medusa:heads")
     limits = Limits(max_seq_len=64, max_batch_size=12, max_step_tokens=64)
 
@@ -78,7 +78,7 @@ def test_a_tree_per_batch_size_and_none_where_it_loses() -> None:
 
 
 def test_what_a_guess_costs_at_first_counts_the_experts_that_it_touches() -> None:
-    """Steps of one token and of a few, in bytes: those of a dense layer, and of one with experts of the same width."""
+    """The bytes of steps of one token and of a few, for a dense layer and for one with experts of the same width."""
 
     def slope(layer: Any, *rows: torch.Tensor) -> float:
         def cost(batch: int, guesses: int) -> float:
@@ -101,7 +101,8 @@ def test_spec_is_checked(text: str) -> None:
 
 
 def test_acceptance_is_measured_where_the_text_goes_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vocabulary of 10; the model says token + 1; head 0 says + 2 first, head 1 says + 3 in second place."""
+    """Vocabulary of 10. The model predicts token + 1; head 0 has + 2 as its first choice, head 1 has + 3 as its
+    second."""
 
     def fake(graph: Graph, tokens: list[int]) -> dict[str, torch.Tensor]:
         ids = torch.tensor(tokens)
@@ -111,4 +112,4 @@ def test_acceptance_is_measured_where_the_text_goes_as_the_model(monkeypatch: py
     monkeypatch.setattr(acceptance, "interpret_outputs", fake)
     graph = Graph.__new__(Graph)
     rates = measure_acceptance(graph, [[1, 2, 3, 4, 9, 5, 6, 7, 8, 2]], lambda text, done, total: None)
-    assert rates == [[1.0, 0.0], [1.0, 0.0]]  # sorted: the tree takes ranks as they come
+    assert rates == [[1.0, 0.0], [1.0, 0.0]]  # sorted: the tree is built from the ranks in order

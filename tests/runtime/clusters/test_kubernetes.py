@@ -1,4 +1,4 @@
-"""docs/kubernetes: what the manifests ask for is what icc takes, and the image stays small."""
+"""docs/kubernetes: icc accepts the options that the manifests use, and the image stays small."""
 
 from __future__ import annotations
 

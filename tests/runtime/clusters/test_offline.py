@@ -1,4 +1,4 @@
-"""Files and datasets of prompts that several engines answer: what ends with an engine, and going on."""
+"""Files and datasets of prompts that several engines answer: when an engine dies, and resuming."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(count: int) -> list[BatchLine]:
 
 
 class Engine:
-    """An engine that ends under some lines: `ends` says how often, by the line's name."""
+    """An engine that dies at some lines; `ends`: how often, by the line's name."""
 
     def __init__(self, ends: dict[str, int]) -> None:
         self.ends, self.now, self.most, self.away = ends, 0, 0, 0

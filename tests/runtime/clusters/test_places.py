@@ -1,4 +1,4 @@
-"""What Ray is asked for: places for replicas, their number, and what is refused before anything starts."""
+"""The resources that replicas request from Ray, the number of replicas, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_ray_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in library.SETTINGS:
-        monkeypatch.setenv(name, "")  # what is set here ends with the test
+        monkeypatch.setenv(name, "")  # monkeypatch removes these variables after the test
     engine = make_engine()
     for call in (lambda: icc.ray.deployment(engine), lambda: icc.ray.map_batches(None, engine)):
         with pytest.raises(MissingExtraError) as caught:

@@ -1,4 +1,4 @@
-"""A replica without its cluster: the class that Ray Serve makes, in this process, with a real engine process."""
+"""A replica without its cluster: the class that Ray Serve instantiates, in this process, with a real engine process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from uvicorn.lifespan.on import LifespanOn
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
-    """A replica has a process of its own, whose logs it sets up."""
+    """Restore logging: a replica configures the logs of its process."""
     root, icc = logging.getLogger(), logging.getLogger("icc")
     before = root.level, icc.level, root.handlers[:]
     yield
@@ -34,7 +34,7 @@ def logs_as_they_were() -> Iterator[None]:
 
 
 async def made(engine: Path, digest: str) -> EngineReplica:
-    """As Ray Serve makes it, whose constructors may wait."""
+    """As Ray Serve makes it: constructors may be coroutines."""
     replica = EngineReplica.__new__(EngineReplica)
     options = ServeOptions(LoadOptions(engine, threads=1), log_level="error")
     await replica.__init__(options, digest)  # type: ignore[misc]
@@ -42,7 +42,7 @@ async def made(engine: Path, digest: str) -> EngineReplica:
 
 
 class Call:
-    """A request to an ASGI application; its client may go."""
+    """A request to an ASGI application, whose client may disconnect."""
 
     def __init__(self, app: Any, body: dict[str, Any]) -> None:
         self.parts, self.status, self.gone = list[bytes](), 0, asyncio.Event()
@@ -95,7 +95,7 @@ def test_a_replica_answers_and_says_how_it_is(make_engine: Callable[..., Path]) 
         call = Call(app, {"prompt": "a", "max_tokens": 3})
         await call.task
         assert call.status == 200 and json.loads(b"".join(call.parts))["usage"]["completion_tokens"] == 3
-        for cancels in (False, True):  # Ray's own servers do either
+        for cancels in (False, True):  # Ray's own servers do one or the other
             streamed = Call(app, {"prompt": "a", "max_tokens": 4000, "stream": True, "ignore_eos": True})
             await until(lambda parts=streamed.parts: len(parts) > 3)
             busy = await replica.record_routing_stats()

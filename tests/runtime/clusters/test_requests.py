@@ -1,4 +1,4 @@
-"""What is looked at of a request before it is sent somewhere, and where it is sent."""
+"""Routing of requests: the facts that are read from a request, and the replica to which it is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asked(**fields: Any) -> AskedOfReplica:
 
 
 def shared(one: AskedOfReplica, other: AskedOfReplica) -> int:
-    """How many chunks two prompts begin with."""
+    """The number of leading chunks that two prompts share."""
     return sum(a == b for a, b in zip(one.keys, other.keys, strict=False))
 
 
@@ -53,7 +53,7 @@ def test_every_api_has_a_prompt(name: str) -> None:
     assert items.keys and items.length >= len(LONG) // 4
     tokens = asked(prompt=list(range(100)))
     assert tokens.length == 100 and len(tokens.keys) == 100 // CHUNK
-    assert asked(system=LONG, messages=[]).keys == asked(instructions=LONG, input="").keys  # Anthropic's, Responses
+    assert asked(system=LONG, messages=[]).keys == asked(instructions=LONG, input="").keys  # Anthropic; Responses
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_conversation_stays_on_its_replica() -> None:
     assert chooser.ranked(first, {"a": stats(sequences=2), "b": stats()}) == ["b", "a"]
     clock.now += 2 * STATS_S
     again = {"a": stats(), "b": stats(sequences=2)}
-    assert chooser.ranked(first, again)[0] == "b"  # two that run cost less than the prompt
+    assert chooser.ranked(first, again)[0] == "b"  # two running requests cost less than the prompt
     assert chooser.ranked(asked(model="m", prompt="x" * 4000), again)[0] == "a"
     chooser.forget("b")
     clock.now += 2 * STATS_S
@@ -106,7 +106,7 @@ def test_what_was_sent_counts_until_the_replica_says_so() -> None:
     idle = {"a": stats(), "b": stats()}
     got = [chooser.ranked(asked(model="m", prompt=f"{number}" * 4000), idle)[0] for number in range(4)]
     assert got == ["a", "b", "a", "b"]
-    clock.now += 2 * STATS_S  # they say that they are idle
+    clock.now += 2 * STATS_S  # the new statistics say that both are idle
     assert chooser.ranked(asked(model="m", prompt="z" * 400), idle)[0] == "a"
     assert chooser.ranked(asked(model="m", prompt="z" * 100), {"a": stats(usage=0.95), "b": stats()})[0] == "b"
     gone = {"a": stats(ready=False), "b": stats(sequences=9, usage=1.0)}
@@ -131,7 +131,7 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
 
 
 async def call(app: Any, method: str, path: str, body: bytes = b"") -> tuple[int, dict[str, Any]]:
-    """The status and the JSON that an ASGI application answers, its body in two pieces."""
+    """The status and the JSON answer of an ASGI application; the body is sent in two pieces."""
     sent: list[dict[str, Any]] = []
     pieces = [{"type": "http.request", "body": body[:5], "more_body": True}, {"type": "http.request", "body": body[5:]}]
 
@@ -147,7 +147,7 @@ async def call(app: Any, method: str, path: str, body: bytes = b"") -> tuple[int
 
 
 class Handle:
-    """A deployment's handle: the one replica that it has, or the error that it raises."""
+    """A deployment's handle: returns its only replica, or raises its error."""
 
     def __init__(self, where: tuple[str, int] | None = ("10.0.0.1", 30000), error: Exception | None = None) -> None:
         self.where, self.error, self.got = where, error, AskedOfReplica()

@@ -1,4 +1,4 @@
-"""Writes tests/runtime/golden/engines.vN.tar.xz: small engines of this tree's format version, and what they answer.
+"""Writes tests/runtime/golden/engines.vN.tar.xz: small engines of this tree's format version, and their answers.
 
 `python tests/runtime/golden/write_engines.py`, once per format version, before the next one begins; later versions of
 icc must open them and give the same answers. One library each, for AVX2, so that every machine has the same tokens.
@@ -32,7 +32,7 @@ PAIR = "which word is first", ["the first word", "a b c d e f g", "never said", 
 
 
 def write(target: Path) -> None:
-    """Compile, ask, pack."""
+    """Compile the engines, ask them, and pack them with the answers."""
     import icc
     import torch
     from icc.compiler.backends.cpu import backend
@@ -44,7 +44,7 @@ def write(target: Path) -> None:
     from transformers import Gemma2Config, LlamaConfig
 
     backend.LEVELS = {"x86-64": (AVX2,)}  # type: ignore[misc]
-    directory.copy_runtime = lambda stage: None  # of each engine the greater part, and nothing of it is read
+    directory.copy_runtime = lambda stage: None  # the largest part of each engine, which is never read
     with tempfile.TemporaryDirectory() as name:
         folder, answers = Path(name), {}
         source = torch.Generator().manual_seed(0)
@@ -59,7 +59,7 @@ def write(target: Path) -> None:
             engine = icc.compile(folder / model, folder / f"{model}.engine", **options)
             answers[engine.name] = _ask(engine, None)
             assert answers[engine.name] == _ask(engine, "none")
-            if model == "llama":  # of which no kernel runs where there is no GPU, but it opens
+            if model == "llama":  # its kernels need a GPU, but it can be opened anywhere
                 icc.compile(folder / model, folder / "h100.engine", **options | {"target": "h100"})
         saved("bert", folder / "bert", "rerank", num_hidden_layers=1, num_labels=2)
         write_tokenizer(folder / "bert")
@@ -74,7 +74,7 @@ def write(target: Path) -> None:
 
 
 def _ask(engine: Path, spec: str | None) -> tuple[list[list[int]], list[float]]:
-    """Tokens behind each prompt, sampled, and the logits behind the last of them."""
+    """The sampled tokens after each prompt, and the logits after the last token of the last prompt."""
     import icc
 
     with icc.load(engine, threads=1, spec=spec) as llm:

@@ -18,5 +18,5 @@ def walker() -> Walker:
 
 @pytest.fixture(scope="session")
 def suite() -> dict[str, list[dict[str, Any]]]:
-    """Groups of the JSON-Schema-Test-Suite by file: description, schema, and tests of [data, valid]."""
+    """Groups of the JSON-Schema-Test-Suite by file; each has a description, a schema, and tests [data, valid]."""
     return json.loads((Path(__file__).parent / "suite" / "draft2020-12.json").read_text())

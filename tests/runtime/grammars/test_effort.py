@@ -1,4 +1,4 @@
-"""How deep answers may nest: no schema makes a check of one take long."""
+"""Depth of nested answers: no schema makes a check take long."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_schema_with_more_cases_than_can_be_told_apart_is_refused_in_time(walk
 
 
 def test_what_no_form_says_is_checked_while_it_is_written(walker: Walker) -> None:
-    """Of schemas that refer to each other in a circle, exactly one must take the value."""
+    """Two schemas refer to each other in a circle, and exactly one of them must accept the value."""
     branches = [{"$ref": f"#/$defs/{name}"} for name in "ab"]
     parts = {
         name: {"type": "object", "properties": {name: {"oneOf": branches}}, "required": [name], "maxProperties": 1}

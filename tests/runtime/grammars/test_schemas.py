@@ -1,4 +1,4 @@
-"""Structured output never lies: what ends as an answer is valid, and what is valid may be answered."""
+"""Structured output is correct: an answer that ends is valid, and a valid answer is possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .walks import Walker
 
 UNSATISFIABLE = [
     False,
-    {"not": {"format": "date"}},  # an annotation, which every value has
+    {"not": {"format": "date"}},  # only an annotation: every value satisfies it
     {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
     {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
     {"type": "string", "minLength": 3, "maxLength": 2},
@@ -50,7 +50,7 @@ def test_what_is_no_schema_is_refused_in_words(walker: Walker, schema: Any, reas
     assert caught.value.field == "response_format" and len(caught.value.message) < 400
 
 
-# schema, some that it takes, some that it does not, as text
+# (schema, texts that it accepts, texts that it does not)
 CASES: list[tuple[Any, list[str], list[str]]] = [
     (
         {"type": "integer", "minimum": 2**70, "maximum": 2**70 + 5},
@@ -191,7 +191,8 @@ def test_a_refused_token_leaves_exactly_those_that_may_come(walker: Walker) -> N
     "items", [{"type": "integer", "minimum": 0, "maximum": 69}, {"enum": [f"v{n}" for n in range(70)]}]
 )
 def test_distinct_items_never_lead_where_nothing_can_follow(walker: Walker, items: Any) -> None:
-    """7 and 70 may both be used when 7 comes again; a tenth of them is enough to meet that."""
+    """If 7 is an item already, a next item that begins with 7 must become another number; 70 values are enough to meet
+    that."""
     make = walker.compile({"type": "array", "uniqueItems": True, "items": items, "minItems": 12, "maxItems": 12})
     for seed in range(3):
         text, end = walker.walk(make(), seed, most=200)

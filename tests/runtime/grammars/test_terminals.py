@@ -1,4 +1,4 @@
-"""Patterns and numbers as terminals, against Python's own."""
+"""Patterns and numbers as terminals, compared with Python's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .walks import Walker
 
 
 def matches(expression: str, text: str) -> bool:
-    """A terminal and a text: whether nothing is left of the one when it must be the other."""
+    """Whether a terminal matches a text: their intersection is not empty."""
     escaped = "".join(f"\\x{{{ord(char):x}}}" for char in text)
     return not is_empty(f"({expression}) & /{escaped}/" if text else f'({expression}) & ""')
 
@@ -113,7 +113,7 @@ def test_large_bounds_are_exact_and_huge_ones_stay_inside() -> None:
 
 
 def test_tokens_without_bytes_are_refused_in_a_line(walker: Walker) -> None:
-    """Of a tokenizer without a decoder, which says nothing of how its tokens become text."""
+    """A tokenizer without a decoder does not tell how its tokens become text."""
     facts = json.loads(walker.tokenizer.to_str()) | {"decoder": None}
     grammars = Grammars(json.dumps(facts), walker.size, [walker.end])
     with pytest.raises(RequestError, match="cannot read the model's tokenizer"):

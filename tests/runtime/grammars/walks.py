@@ -1,4 +1,4 @@
-"""Walks: answers by chance, token by token, as a sampler would take them from a grammar."""
+"""Random walks: answers sampled from a grammar token by token, as a sampler would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Walker:
         self.size = self.tokenizer.get_vocab_size()
         self.end = json.loads((SAMPLE / "config.json").read_text())["eos_token_id"]
         self.grammars = Grammars(text, self.size, [self.end])
-        self._bias = np.zeros(self.size)  # towards short answers
+        self._bias = np.zeros(self.size)  # prefers short answers
         for token in range(self.size):
             shown = self.tokenizer.decode([token])
             self._bias[token] = 4.0 * (shown[:1] in ('"', "}", "]")) - (len(shown) > 3)
@@ -34,7 +34,8 @@ class Walker:
         return self.grammars.compile(of_schema(schema))
 
     def walk(self, constraint: GrammarConstraint, seed: int, most: int = 80) -> tuple[str, str]:
-        """An answer and why it ended: "stop", "length", or "error" where nothing may follow."""
+        """A random answer and why it ended: "stop", "length" (after `most` tokens), or "error" if no token may
+        follow."""
         random = np.random.default_rng(seed)
         tokens: list[int] = []
         for _ in range(most):
@@ -58,10 +59,10 @@ class Walker:
         raise AssertionError("a narrowed mask allowed what was not accepted")
 
     def takes(self, constraint: GrammarConstraint, value: Any) -> bool:
-        """Whether the answer may be this value."""
+        """Whether this value is a possible answer."""
         return self.follows(constraint, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
     def follows(self, constraint: GrammarConstraint, text: str) -> bool:
-        """Whether the answer may be this text."""
+        """Whether this text is a possible answer."""
         tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
         return all(constraint.allowed()[token] and constraint.accept(token) for token in [*tokens, self.end])

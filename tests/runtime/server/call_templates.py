@@ -1,5 +1,5 @@
-"""Chat templates that write calls of tools, and thoughts, as published families do, cut to what matters for that:
-name -> (template, special tokens)."""
+"""Chat templates that write tool calls and reasoning, as published families do, reduced to these parts: name ->
+(template, special tokens)."""
 # ruff: noqa: E501
 
 from __future__ import annotations

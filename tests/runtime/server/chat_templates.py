@@ -1,4 +1,4 @@
-"""Chat templates as published checkpoints have them, written down by format: name -> (template, special tokens)."""
+"""Chat templates as in published checkpoints, rewritten in their formats: name -> (template, special tokens)."""
 # ruff: noqa: E501
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ QWEN_2_5 = r"""{%- if tools %}
 {%- endif %}
 """
 
-# what an assistant said is marked for training; namespaces, macros and reversed lists, as newer templates use them
+# an assistant's text is marked for training; namespaces, macros and reversed lists, as in newer templates
 MARKED = r"""{%- macro turn(role, text) %}{{ '<|' ~ role ~ '|>' ~ text|trim ~ eos_token }}{% endmacro -%}
 {%- set ns = namespace(last_user=-1, seen=[]) -%}
 {%- for m in messages[::-1] -%}
@@ -284,7 +284,7 @@ MARKED = r"""{%- macro turn(role, text) %}{{ '<|' ~ role ~ '|>' ~ text|trim ~ eo
 {% if add_generation_prompt %}<|assistant|>{% endif %}
 """
 
-# what several families ask of `tools`, which is none where a request has none
+# tests of `tools` as in several families; it is none if a request has no tools
 ITERABLE = r"""{%- if tools is iterable and tools|length > 0 %}{{ tools|length }} tools{% endif %}
 {%- for message in messages %}{% if message.content is string and message.content is iterable %}{{ message.content }}
 {%- endif %}{% endfor %}"""

@@ -1,4 +1,4 @@
-"""Servers of toy engines, run as users run them: `icc serve` in a process of its own, talked to over sockets."""
+"""Servers of toy engines, run as users run them: `icc serve` in a process of its own, with clients over sockets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reply:
 
 @dataclass
 class Served:
-    """A server that runs. `model` is the name of its model."""
+    """A running server. `model` is the name of its model."""
 
     process: subprocess.Popen[str]
     port: int
@@ -60,7 +60,7 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
-        """One request on a connection of its own. A body that is no bytes is sent as JSON."""
+        """One request on a new connection. A body that is not bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = dict(headers or {})
         if self.key is not None:
@@ -73,13 +73,13 @@ class Served:
             return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 
     def complete(self, prompt: Any = "a", **fields: Any) -> Any:
-        """The answer of /v1/completions, which must be 200."""
+        """The JSON of /v1/completions; its status must be 200."""
         reply = self.ask("POST", "/v1/completions", {"model": self.model, "prompt": prompt, **fields})
         assert reply.status == 200, reply.raw
         return reply.events if fields.get("stream") else reply.json
 
     def chat(self, messages: Any = "a", **fields: Any) -> Any:
-        """The answer of /v1/chat/completions, which must be 200."""
+        """The JSON of /v1/chat/completions; its status must be 200."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         reply = self.ask("POST", "/v1/chat/completions", {"model": self.model, "messages": messages, **fields})
@@ -87,7 +87,7 @@ class Served:
         return reply.events if fields.get("stream") else reply.json
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+        """The sum of all samples of a metric."""
         text = self.ask("GET", "/metrics").raw.decode()
         found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
         assert found, name
@@ -101,26 +101,26 @@ class Served:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process."""
+        """The process id of the only engine process."""
         [pid] = self.engine_pids
         return pid
 
     @property
     def engine_pids(self) -> list[int]:
-        """The engine processes: the children of the server that are not its sandbox."""
+        """The process ids of the engine processes: all children of the server except its sandbox."""
         found: list[int] = []
         for child in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that has died, and is not waited for yet
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has died, and its parent has not waited for it
                 if "sandbox_main" not in " ".join(child.cmdline()):
                     found.append(child.pid)
         return found
 
     def stream(self, prompt: str, **fields: Any) -> Stream:
-        """A streamed completion that has begun: its headers are here."""
+        """A streamed completion whose headers have arrived."""
         return Stream(self, {"model": self.model, "prompt": prompt, "stream": True, **fields})
 
     def idle(self) -> bool:
-        """Nothing runs, waits or holds blocks."""
+        """Whether no request runs or waits, and no KV block is in use."""
         names = ("icc:num_requests_running", "icc:num_requests_waiting", "icc:kv_cache_usage_perc")
         return all(self.metric(name) == 0 for name in names)
 
@@ -135,7 +135,7 @@ class Served:
 
 
 class Stream:
-    """A streamed answer that is read bit by bit, or dropped."""
+    """A streamed answer that is read event by event, or dropped."""
 
     def __init__(self, server: Served, body: dict[str, Any]) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -151,14 +151,14 @@ class Stream:
         return None if text == "[DONE]" else json.loads(text)
 
     def rest(self) -> list[Any]:
-        """The events that are left, up to [DONE]."""
+        """The remaining events, before [DONE]."""
         events = []
         while (event := self.event()) is not None:
             events.append(event)
         return events
 
     def drop(self, reset: bool = False) -> None:
-        """Go without a word; with a reset instead of an end if wanted."""
+        """Close the connection without reading the rest. reset: by a TCP reset."""
         sock = self._connection.sock
         if sock is not None and reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -179,13 +179,13 @@ def chat_engine(write_engine: Callable[..., Path], tmp_path_factory: pytest.Temp
         max_seq_len=4096,
         max_batch_size=8,
         max_step_tokens=256,
-        sampling=SamplingDefaults(temperature=0.0),  # the model's own, else a request that says nothing is sampled
+        sampling=SamplingDefaults(temperature=0.0),  # the model's default; without it, requests are sampled
     )
 
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path, model: str, key: str | None = None, wait: bool = True) -> Iterator[Served]:
-    """A server process, until the end of the block."""
+    """A server process that runs until the end of the block."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
@@ -206,7 +206,7 @@ def running(command: list[str], log: Path, model: str, key: str | None = None, w
 
 
 def serve_command(engine: Path, *options: str) -> list[str]:
-    """`icc serve` on any free port, as a command."""
+    """The command of `icc serve` on a free port."""
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine), "--port", "0", "--threads", "1"]
     return [*command, *options]
 
@@ -232,21 +232,21 @@ def start(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def served(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that many tests share; they leave it idle."""
+    """A server that tests share; each must leave it idle."""
     with running(serve_command(chat_engine), tmp_path_factory.mktemp("log") / "log", "toy") as server:
         yield server
 
 
 @pytest.fixture
 def idle_after(served: Served) -> Iterator[None]:
-    """The shared server must have nothing left after the test."""
+    """The shared server must be idle after the test."""
     yield
     served.wait_until(served.idle)
 
 
 @pytest.fixture
 def start_faulty(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
-    """start_faulty(fault, **serve options): a server over the fake device of fault_server.py, for this test alone."""
+    """start_faulty(fault, **serve options): a server over the fake device of fault_server.py, for one test."""
     with contextlib.ExitStack() as stack:
 
         def begin(fault: str, **options: Any) -> Served:
@@ -259,7 +259,7 @@ def start_faulty(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose model answers by a script, and calls tools: that of benchmarks/clients."""
+    """A server whose model answers by a script and calls tools: the one of benchmarks/clients."""
     folder = tmp_path_factory.mktemp("scripted")
     command = [sys.executable, str(HERE.parents[2] / "benchmarks" / "clients" / "scripted.py"), str(folder)]
     with running(command, folder / "log", "scripted") as server:

@@ -1,5 +1,5 @@
-"""A NIXL agent without NIXL: metadata hold the bytes themselves. As a process, `python fake_nixl.py FD` is what
-`Nixl` starts."""
+"""A NIXL agent without NIXL: its metadata contain the bytes themselves. `Nixl` starts it as the process `python
+fake_nixl.py FD`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from icc.runtime.server.nixl.mover_main import serve
 
 
 class FakeAgent:
-    """What `Agent` says, within one process or between two. Bytes that were not registered cannot be read."""
+    """The protocol `Agent`, within one process or between two. Only registered bytes can be read."""
 
     def __init__(self, name: str = "fake") -> None:
         self.name = name
         self.registered: list[tuple[int, int]] = []
         self.known: dict[bytes, dict[int, bytes]] = {}
-        self.state = "DONE"  # how transfers go
+        self.state = "DONE"  # the state that each transfer reports
         self.released = 0
 
     def register_memory(self, reg_list: Any, mem_type: str) -> Any:

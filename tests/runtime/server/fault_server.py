@@ -1,8 +1,8 @@
 """`python fault_server.py ENGINE FAULT [serve options]`: a server whose engine process has a fake device with a fault.
 
-As its own engine process it is `python fault_server.py --worker FD FAULT TOKENIZER`. The fake device
-counts: after token t comes t + 1. A fault strikes in the step that runs the token 77 ("M"). The fault "stages" is one
-at every stage of a request, each at a word or letter of its own.
+It runs itself as its engine process: `python fault_server.py --worker FD FAULT TOKENIZER`. The fake device counts:
+token t is followed by t + 1. A fault occurs in the step that runs the token 77 ("M"). The fault "stages" makes every
+stage of a request fail, each at its own word or letter.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from icc.runtime.server.engine.channel import Channel
 from icc.runtime.server.engine.worker import Worker
 
 TRIGGER = 77
-NAN, SAMPLE, SAMPLE_ID, DETOKENIZE = b"PTWZ"  # the tokens at which each stage fails
+NAN, SAMPLE, SAMPLE_ID, DETOKENIZE = b"PTWZ"  # the tokens at which these stages fail
 VOCAB = 258
 
 
 class FaultyExecutor(FakeExecutor):
-    """Counts upwards, `delay` seconds per step, until the trigger runs; freed memory reads as NaN in effect: a slot
-    that was not written since is an assertion."""
+    """Counts upwards, `delay` seconds per step, until the trigger runs. Reading a KV slot that was not written since it
+    was freed is an assertion, as if freed memory held NaN."""
 
     def __init__(self, fault: str, delay: float) -> None:
         super().__init__(
@@ -58,7 +58,7 @@ class FaultyExecutor(FakeExecutor):
             if self.fault == "hang":
                 time.sleep(3600)
             if self.fault == "busy":
-                for _ in range(50):  # a fifth of five seconds
+                for _ in range(50):  # works for a fifth of five seconds
                     work = time.thread_time() + 0.02
                     while time.thread_time() < work:
                         pass
@@ -92,7 +92,7 @@ def break_detokenizer() -> None:
 
 
 def break_http_stages() -> None:
-    """Faults of the HTTP process, each where a request holds the word "!stage"."""
+    """Faults of the HTTP process: a stage fails if the request contains the word "!stage", such as "!parse"."""
     from icc.runtime.server.api import answers, decoding, sandbox
     from icc.runtime.server.http import streams
 
@@ -135,7 +135,7 @@ def manifest() -> Manifest:
 
 
 def as_on_another_host(folder: Path) -> None:
-    """Have KV lie in a folder of its own, and let a fake NIXL move it if ICC_FAKE_NIXL is set."""
+    """Keep KV in a folder of its own, as on another host, and let a fake NIXL move it if ICC_FAKE_NIXL is set."""
     from icc.runtime.server.engine import kv_gifts, kv_transfer
     from icc.runtime.server.http import prefillers, served
 
@@ -148,7 +148,8 @@ def as_on_another_host(folder: Path) -> None:
 
 
 def move_always(prefills: int) -> None:
-    """Have every prompt answered by a replica of the second role, and computed for it by one of the first."""
+    """Let a replica of the second role answer every prompt, and one of the first role compute it. prefills: the number
+    of replicas of the first role."""
     from icc.runtime.server.engine import engine_pool
     from icc.runtime.server.engine.step_costs import Candidates, Costs, Placement
 
@@ -178,7 +179,7 @@ def worker(fd: int, fault: str, tokenizer_file: str) -> None:
 
 
 def watch(log: str) -> None:
-    """Write what must not happen while requests are served to a file: RELIABILITY S1 and S10."""
+    """Log to a file the actions that are forbidden while requests are served: RELIABILITY S1 and S10."""
     banned = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "code.")
     network = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
     known = tuple(dict.fromkeys([sys.prefix, sys.base_prefix, str(Path(icc.__file__).resolve().parent), "<frozen"]))
@@ -186,8 +187,8 @@ def watch(log: str) -> None:
 
     def hook(event: str, arguments: tuple) -> None:
         if event in ("exec", "compile") and sys._getframe(1).f_code.co_filename == collections.__file__:
-            return  # a named tuple of what is imported late
-        if event == "exec":  # code of an installed file is an import
+            return  # a named tuple in a module that is imported late
+        if event == "exec":  # running the code of an installed file is an import
             name = arguments[0].co_filename
             if not os.path.realpath(name).startswith(known) and not name.startswith(known):
                 stream.write(f"exec {name}\n")
@@ -231,7 +232,7 @@ def main(arguments: list[str]) -> int:
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
     if fault == "stages":
         break_http_stages()
-    for name, value in options.pop("limits", {}).items():  # shorter times, so that tests need not wait for long ones
+    for name, value in options.pop("limits", {}).items():  # shorter time limits, for faster tests
         assert hasattr(limits, name)
         setattr(limits, name, value)
     if "ICC_MOVE_ALWAYS" in os.environ:

@@ -1,6 +1,6 @@
-"""`ICC_LEAK=KINDS python leaky_server.py ENGINE [icc serve's options]`: `icc serve` with leaks, which are planted from
-outside of its code: "memory", "files" and "threads" in the HTTP process at each request, "blocks" in the engine's at
-each that ends. `python leaky_server.py --worker FD OPTIONS LOG` is the engine's process."""
+"""`ICC_LEAK=KINDS python leaky_server.py ENGINE [icc serve's options]`: `icc serve` with leaks that are added from
+outside: in the HTTP process "memory" at each POST request, "files" and "threads" at every 16th; in the engine process
+"blocks" at every 16th request that ends. `python leaky_server.py --worker FD OPTIONS LOG` is the engine process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-MEMORY, EVERY = 256 << 10, 16  # bytes at each request; requests for each thread, file and block
+MEMORY, EVERY = 256 << 10, 16  # bytes per request; requests per leaked thread, file and block
 kept: list[Any] = []
 
 
@@ -32,7 +32,7 @@ LEAKS: dict[str, tuple[int, Callable[[], None]]] = {
 
 
 def leak_requests(kinds: list[str]) -> None:
-    """Each request to the server leaks."""
+    """Let POST requests leak. kinds: names in LEAKS."""
     from icc.runtime.server.http.access import AccessLog
 
     call, count = AccessLog.__call__, 0
@@ -51,7 +51,7 @@ def leak_requests(kinds: list[str]) -> None:
 
 
 def leak_blocks() -> None:
-    """Now and then a request that ends leaves a block that nobody releases."""
+    """Let every 16th request that ends leak one KV block, while more than half of the blocks are free."""
     from icc.runtime.scheduler.queues import Queues
 
     remove, count = Queues.remove, 0

@@ -1,4 +1,5 @@
-"""RELIABILITY S8, S9, S10, S11: who may ask, what they see of each other, and what the server says of itself."""
+"""RELIABILITY S8, S9, S10, S11: who may send requests, what clients see of each other, and what the server reveals of
+itself."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ KEY, OTHER = "a-key-of-some-length", "another-key-entirely"
 
 @pytest.fixture(scope="module")
 def guarded(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with two keys, under strace where its system calls are looked at."""
+    """A server with two keys."""
     import sys
 
     folder = tmp_path_factory.mktemp("guarded")
@@ -70,7 +71,7 @@ def test_every_route_but_two_needs_a_key(guarded: Served) -> None:
             expected = 200 if path in ("/live", "/ready") else 401
             assert reply.status == expected, (method, path, header)
             if expected == 401 and method != "HEAD":
-                error = reply.json["error"]  # Ollama's API has a text there
+                error = reply.json["error"]  # Ollama's API has a string there
                 assert "www-authenticate" in reply.headers
                 assert isinstance(error, str) == path.startswith("/api/")
                 assert isinstance(error, str) or error["type"] == "authentication_error"
@@ -80,7 +81,7 @@ def test_both_keys_and_a_browsers_way_to_send_them_are_accepted(guarded: Served)
     basic = base64.b64encode(f"me:{OTHER}".encode()).decode()
     for header in (f"Bearer {KEY}", f"bearer  {OTHER}", f"Basic {basic}"):
         assert guarded.ask("GET", "/v1/models", headers={"Authorization": header}).status == 200
-    with socket.create_connection(("127.0.0.1", guarded.port)) as raw:  # two headers are no key, whichever is right
+    with socket.create_connection(("127.0.0.1", guarded.port)) as raw:  # two headers are refused, even with right keys
         line = f"authorization: Bearer {KEY}\r\n"
         raw.sendall(f"GET /v1/models HTTP/1.1\r\nhost: a\r\n{line}{line}\r\n".encode())
         assert raw.recv(100).startswith(b"HTTP/1.1 401")
@@ -103,7 +104,7 @@ def test_clients_do_not_share_the_prefix_cache(guarded: Served) -> None:
 
 
 def test_a_guess_of_anothers_prompt_hits_nothing_and_is_counted_so(guarded: Served) -> None:
-    """The cause of what timing would show: in fifty right guesses, no block of another client is found."""
+    """The cause of timing differences: none of fifty right guesses finds a block of another client."""
     for number in range(50):
         prompt = f"{number:3} private".ljust(12, "a")
         for key, found in ((KEY, 0), (OTHER, 0), (OTHER, 1)):
@@ -115,7 +116,7 @@ def test_a_guess_of_anothers_prompt_hits_nothing_and_is_counted_so(guarded: Serv
 
 
 def test_timing_says_nothing_of_anothers_prompts(start_faulty: StartServer, tmp_path: Path) -> None:
-    """S8 as it is measured, in `make soak` only: 1,000 right guesses and 1,000 wrong ones, by their times."""
+    """S8 as measured, in `make soak` only: the times of 1,000 right guesses and 1,000 wrong ones."""
     count = size_of("timing_guesses")
     if not count:
         pytest.skip("times are looked at in `make soak`")
@@ -139,7 +140,7 @@ def test_timing_says_nothing_of_anothers_prompts(start_faulty: StartServer, tmp_
 
 
 def chance_faster(some: list[float], others: list[float]) -> float:
-    """The area under the curve: how often one of `some` is less than one of the others."""
+    """The area under the curve: the probability that a value of `some` is less than one of `others`."""
     ordered = sorted(others)
     return sum(len(ordered) - bisect.bisect_left(ordered, value) for value in some) / len(some) / len(ordered)
 
@@ -147,7 +148,7 @@ def chance_faster(some: list[float], others: list[float]) -> float:
 @given(st.lists(st.tuples(st.binary(max_size=3), st.lists(st.integers(0, 3), max_size=6)), min_size=2, unique_by=repr))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_different_contents_have_different_block_keys(contents: list[tuple[bytes, list[int]]]) -> None:
-    """S8: salt and all tokens up to the block decide the key, however they are cut into blocks of one size."""
+    """S8: the salt and all tokens up to the end of a block determine its key, for any split into blocks of one size."""
     for size in (1, 2, 3):
         seen: dict[BlockKey, tuple[bytes, tuple[int, ...]]] = {}
         for salt, tokens in contents:
@@ -164,7 +165,7 @@ def test_different_fields_give_different_salts(fields: list[tuple[str, str | Non
     keys = ApiKeys([KEY])
     salts = [keys.salt(client, salt) for client, salt in fields]
     assert len(set(salts)) == len(fields) and all(len(salt) == 32 for salt in salts)
-    assert ApiKeys([KEY]).salt(*fields[0]) != salts[0]  # another start, another secret
+    assert ApiKeys([KEY]).salt(*fields[0]) != salts[0]  # a restart has another secret
 
 
 def test_key_files_are_checked(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_one_socket_listens_and_none_goes_out(guarded: Served) -> None:
 def test_while_it_serves_nothing_is_executed_connected_or_written(
     start_faulty: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Audit hooks in both processes, armed once the engine is loaded."""
+    """Audit hooks in both processes, enabled once the engine is loaded."""
     log = tmp_path / "watch"
     monkeypatch.setenv("ICC_WATCH_LOG", str(log))
     server = start_faulty("none")

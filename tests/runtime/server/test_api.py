@@ -1,4 +1,4 @@
-"""The API by example, on a model that counts: after byte b comes b + 1."""
+"""The API by example, on a model that counts: byte b is followed by b + 1."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_chat_renders_the_template_and_answers(served: Served) -> None:
     turns = (("system", system), ("user", "hello"))
     prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
     assert answer["usage"]["prompt_tokens"] == len(prompt)  # one token per byte
-    assert choice["message"]["content"] == "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+    assert choice["message"]["content"] == "\x0b\x0c\r"  # the bytes after a newline, the prompt's last byte
 
 
 def test_chat_streams_a_role_then_content_then_a_reason(served: Served) -> None:
@@ -151,7 +151,7 @@ def test_tokens_go_there_and_back(served: Served) -> None:
 
 
 def test_render_gives_the_tokens_that_a_request_runs_with(served: Served) -> None:
-    """In vLLM's form: a list for the prompts of a completion, one for a conversation; nothing is run."""
+    """In vLLM's form: a list for the prompts of a completion, one object for a conversation; nothing is run."""
     before = served.metric("icc:prompt_tokens_total")
     asked = {"model": "toy", "prompt": ["héy", "ab"], "max_tokens": 9, "temperature": 0.5, "stop": "x", "priority": 2}
     first, second = served.ask("POST", "/v1/completions/render", asked).json
@@ -183,7 +183,7 @@ def test_the_document_can_be_read(served: Served) -> None:
     page = served.ask("GET", "/docs")
     text = page.raw.decode()
     assert page.status == 200 and "POST /v1/chat/completions" in text and "max_completion_tokens" in text
-    assert "http:" not in text and "https:" not in text and "<script" not in text  # nothing is fetched from elsewhere
+    assert "http:" not in text and "https:" not in text and "<script" not in text  # nothing is loaded from elsewhere
     assert served.ask("GET", "/docs.css").headers["content-type"].startswith("text/css")
 
 

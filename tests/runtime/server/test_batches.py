@@ -1,4 +1,4 @@
-"""Files and batches: over HTTP with the openai client, over a restart, and offline."""
+"""Files and batches: over HTTP with the openai client, across a restart, and offline."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_offline_goes_on_where_it_was_stopped(chat_engine: Path, tmp_path: Path)
     before = target.read_bytes().count(b"\n")
     assert before < 51
     with target.open("ab") as stream:
-        stream.write(b'{"id": "cut of')  # as a crash may leave it
+        stream.write(b'{"id": "cut of')  # a line cut short, as a crash may leave it
     done = subprocess.run(offline(chat_engine, source, target), capture_output=True, text=True)
     assert done.returncode == 0 and f"51 requests, {before} answered before" in done.stderr, done.stderr
     answers = by_id(target.read_bytes())
@@ -168,7 +168,7 @@ def test_offline_goes_on_where_it_was_stopped(chat_engine: Path, tmp_path: Path)
 
 
 def test_offline_needs_no_server_and_says_how_many_failed(chat_engine: Path, tmp_path: Path) -> None:
-    """Nor does it load any of what the extra `serve` installs."""
+    """The packages of the extra `serve` are not imported either."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     chat = {"url": "/v1/chat/completions"}
     lines = [line(0), line(1, max_tokens=-1), line(2, **chat), line(3, **chat, response_format={"type": "json_object"})]

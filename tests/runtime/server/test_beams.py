@@ -24,12 +24,12 @@ from .chat_templates import QWEN_2_5
 from .conftest import Served, running
 
 SEARCH: dict[str, Any] = {"use_beam_search": True, "max_tokens": 4, "length_penalty": 0.5, "early_stopping": "never"}
-# of letters that the toy's judge likes, which is a text that ends with a zero byte, and others
+# token 0 and a letter: the judge prefers texts that end with a zero byte
 DRAWN: dict[str, Any] = {"max_tokens": 3, "temperature": 100, "seed": 7, "allowed_token_ids": [0, 65]}
 
 
 class Indifferent(Judge):
-    """Likes every answer as much, but for those that say nothing, which it likes better."""
+    """Scores all answers equally, except that empty ones score higher."""
 
     async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
         return [float(not answer) for answer in answers]
@@ -64,7 +64,7 @@ def served(toy: Path, judge: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_fewer_texts_than_wanted_are_told(served: Served) -> None:
-    """A schema allows two; a client that wants four of four beams hears of it, one that wants two gets them."""
+    """A schema allows two texts: a request for four gets an error, one for two gets both."""
     form = {"guided_choice": ["ab", "b"], "max_tokens": 4, "use_beam_search": True}
     reply = served.ask("POST", "/v1/completions", {"model": "toy", "prompt": "ab", "n": 4, **form})
     error = reply.json["error"]
@@ -74,7 +74,8 @@ def test_fewer_texts_than_wanted_are_told(served: Served) -> None:
 
 
 def test_beams_are_those_of_the_library(served: Served, toy: Path) -> None:
-    """`n` of `best_of` beams, in completions and chats, whole and streamed, with their scores and log-probabilities."""
+    """The best `n` of `best_of` beams, in completions and chats, whole and streamed, with their scores and
+    log-probabilities."""
     params = SamplingParams(beams=3, n=2, max_tokens=4, length_penalty=0.5, early_stopping="never", logprobs=2)
     with load(toy) as llm:
         wanted = llm.generate(["ab"], params)
@@ -124,7 +125,8 @@ def test_what_cannot_be_is_refused_by_name(served: Served, fields: Any, named: s
 
 
 def test_a_judge_picks_the_best_of_several(served: Served) -> None:
-    """In both kinds of requests it is another answer than the likeliest, of which nobody asks a judge."""
+    """In completions and chats, the judge's choice differs from the likeliest answer, which a request without a judge
+    gets."""
     every = [choice["text"] for choice in served.complete("ab", n=8, **DRAWN)["choices"]]
     liked = [text for text in every if text.endswith("\0")]
     assert liked and len(liked) < 8, every
@@ -141,8 +143,8 @@ def test_a_judge_picks_the_best_of_several(served: Served) -> None:
 
 @pytest.mark.parametrize("judge", [None, Indifferent()])
 def test_answers_that_a_deadline_kept_from_beginning_are_none_of_the_best(judge: Judge | None) -> None:
-    """They have no token that is unlikely, and waited for the others where a batch is full."""
-    likely = {2: -3.0, 3: -2.0}  # by the number of the answer; the others are empty
+    """Empty answers have no unlikely token; they waited for the others because the batch was full."""
+    likely = {2: -3.0, 3: -2.0}  # log-probabilities by the answer's number; all other answers are empty
     deltas = [
         Delta(5, n, (9,), "a", (TokenLogprob(9, likely[n], ()),), reason="deadline") if n in likely
         else Delta(5, n, reason="deadline")

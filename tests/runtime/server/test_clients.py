@@ -1,4 +1,5 @@
-"""The API as others see it: the official openai client, and schemathesis over the OpenAPI document (RELIABILITY S7)."""
+"""The API with independent clients: the official openai client, and schemathesis over the OpenAPI document (RELIABILITY
+S7)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_openai_chat(served: Served, client: openai.OpenAI) -> None:
     with client.chat.completions.stream(model="toy", messages=messages, max_tokens=9, extra_body=more) as stream:
         for _ in stream:
             pass
-        assert stream.get_final_completion().choices[0].message.content == "\x0b\x0c"  # 13 is not shown
+        assert stream.get_final_completion().choices[0].message.content == "\x0b\x0c"  # token 13 is not shown
 
 
 def test_openai_tools_and_their_results(served: Served, client: openai.OpenAI) -> None:
@@ -100,7 +101,7 @@ def test_openai_says_what_key_is_missing(start: StartServer) -> None:
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
     assert openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-key-of-some-length").models.list().data
 
-    url = f"ws://127.0.0.1:{server.port}/v1/responses"  # the same over a WebSocket, which any page could open
+    url = f"ws://127.0.0.1:{server.port}/v1/responses"  # the same over a WebSocket, which any web page could open
     key = {"Authorization": "Bearer a-key-of-some-length"}
     for headers, origin, status in (({}, None, 401), (key, "http://elsewhere.example", 403)):
         with pytest.raises(InvalidStatus) as refused:
@@ -113,15 +114,16 @@ def test_openai_says_what_key_is_missing(start: StartServer) -> None:
 def test_schemathesis_positive_and_negative(
     start: StartServer, write_engine, tmp_path: Path, chat_engine: Path
 ) -> None:
-    """All operations, phases and checks, as they come; schemathesis_formats.py says which cases and what texts."""
+    """All operations, phases and checks by default; schemathesis_formats.py selects the cases and generates the
+    texts."""
     files = {"tokenizer_config.json": (chat_engine / "tokenizer" / "tokenizer_config.json").read_text()}
-    limits = {"max_seq_len": 1 << 18, "max_batch_size": 4, "max_step_tokens": 512}  # what a schema allows fits
+    limits = {"max_seq_len": 1 << 18, "max_batch_size": 4, "max_step_tokens": 512}  # values that the schema allows fit
     key = "a-key-of-some-length"
     engine = write_engine(tmp_path / "toy.engine", tokenizer_files=files, **limits)
     server = start("--batch-store", str(tmp_path / "batches.db"), "--max-seconds", "0.02", engine=engine, key=key)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["-H", f"Authorization: Bearer {key}", "--seed", "1", "--no-shrink", "--continue-on-failure"]
-    for counting in ("/v1/responses/input_tokens", "/v1/messages/count_tokens"):  # bodies of routes that are looked at
+    for counting in ("/v1/responses/input_tokens", "/v1/messages/count_tokens"):  # checked beyond the schema
         command += ["--exclude-path", counting]
     command += ["--max-examples", str(size_of("schemathesis_examples")), "--request-timeout", "60"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_formats.py")}

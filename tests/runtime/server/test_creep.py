@@ -1,4 +1,5 @@
-"""RELIABILITY R15: what creeps is found, and what does not is not called so; see benchmarks/serve/creep.py."""
+"""RELIABILITY R15: steady growth (creep) is found, and other growth is not reported as such; see
+benchmarks/serve/creep.py."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ HOURS = np.arange(240) / 120  # two hours, a measurement every 30 s
 
 
 def noise(seed: int) -> np.ndarray:
-    """What an allocator does to the memory of a process, MiB: jumps up and down, and now and then a large one."""
+    """The effect of an allocator on the memory of a process, MiB: small jumps up and down, and some large ones."""
     rng = np.random.default_rng(seed)
     return rng.normal(0, 0.3, 240) + np.where(rng.random(240) < 0.05, 8.0, 0.0)
 
 
 def test_the_slope_is_theils_and_its_ends_are_sens() -> None:
-    """Of five values no pair can be left out of the interval of 95 %."""
+    """The Theil-Sen slope with Sen's interval. With five values, the 95 % interval includes all pairs."""
     values = [1.26, 1.27, 1.12, 1.16, 1.03]
     pairs = sorted((values[j] - values[i]) / (j - i) for j in range(5) for i in range(j))
     line = slope([1, 2, 3, 4, 5], values)
@@ -42,7 +43,7 @@ def test_the_slope_is_theils_and_its_ends_are_sens() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_settles_does_not_creep(seed: int) -> None:
-    """Caches fill in the first half; a file is opened late, once; a counter of threads goes up and down."""
+    """Caches fill in the first half; one file is opened late; a count of threads alternates."""
     filling = 200 + 40 * (1 - np.exp(-HOURS / 0.2)) + noise(seed)
     series = {
         "memory": filling.tolist(),
@@ -55,7 +56,7 @@ def test_what_settles_does_not_creep(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_creeps_is_found_in_the_noise(seed: int) -> None:
-    """3 MiB an hour beneath jumps of 8; a file, a thread and a block every ten minutes."""
+    """3 MiB an hour with jumps of 8 MiB; one more file and block every ten minutes."""
     steps = np.floor(HOURS * 6)
     series = {
         "memory": (200 + 3 * HOURS + noise(seed)).tolist(),
@@ -68,14 +69,14 @@ def test_what_creeps_is_found_in_the_noise(seed: int) -> None:
 
 
 def test_blocks_that_the_engine_finds_creep_still() -> None:
-    """Of 16 values every second is as the one before."""
+    """Each of 16 values occurs twice in a row."""
     values = [float(round_ // 2) for round_ in range(16)]
     assert creeping(HOURS[:16].tolist(), {"blocks": values}, {"blocks": 0.0})
     assert creeping(HOURS[:16].tolist(), {"blocks": [0.0, *values[:-1]]}, {"blocks": 0.0})
 
 
 def creep(engine: Path, *options: str, leak: str = "") -> dict:
-    """What creep.py says of a few seconds of load."""
+    """The JSON report of creep.py after a few seconds of load, and its log under "said"."""
     command = [sys.executable, str(SERVE / "creep.py"), str(engine), "--minutes", "0", "--round", "0.2", *options]
     script = ["--server", str(Path(__file__).with_name("leaky_server.py"))] if leak else []
     done = subprocess.run([*command, *script], capture_output=True, text=True, env={**os.environ, "ICC_LEAK": leak})
@@ -86,8 +87,8 @@ def creep(engine: Path, *options: str, leak: str = "") -> dict:
 @pytest.mark.parametrize("leak", ["memory,files,threads,blocks", *soak("memory", "files", "threads", "blocks")])
 def test_planted_leaks_are_found(chat_engine: Path, leak: str) -> None:
     """Each request leaks 256 KiB, each sixteenth a file, a thread and a KV block: 16 rounds of 42 requests show that,
-    however long they take. Every second value of the blocks may be as the one before, for the engine finds lost blocks
-    and begins anew. Of so few seconds it is only of memory not known what a server without a leak does."""
+    however long they take. Every second value of the blocks may equal the one before, as the engine finds lost blocks
+    and resets. In so few seconds memory grows even without a leak, so it may be reported too."""
     found = creep(chat_engine, "--memory", "500", "--rounds", "16", leak=leak)
     names = {"memory": "memory_mib"}
     expected = {names.get(kind, kind) for kind in leak.split(",")}
@@ -97,6 +98,6 @@ def test_planted_leaks_are_found(chat_engine: Path, leak: str) -> None:
 
 @pytest.mark.parametrize("rounds", soak(1))
 def test_a_server_without_leaks_is_not_accused(chat_engine: Path, rounds: int) -> None:
-    """For its first five minutes a server's memory grows: it fills its prefix cache, and pools of its allocator."""
+    """In its first five minutes a server's memory grows: its prefix cache and its allocator's pools fill."""
     found = creep(chat_engine, "--minutes", "10", "--round", "5", "--memory", "100")
     assert found["creeps"] == [] and not found["failed"], found

@@ -1,4 +1,4 @@
-"""/v1/decisions, by OpenAI's own client and by hand; the oracle is the engine's logits at the end of each prompt."""
+"""/v1/decisions, by OpenAI's own client and by hand, compared with the engine's logits at the end of each prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUESTIONS = [PREDICATE, CHOICE, SCORE]
 
 @pytest.fixture(scope="module")
 def hashing(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy engine without a chat template whose next token hangs on all that was before."""
+    """A toy engine without a chat template; its next token depends on all tokens before."""
     limits = {"max_seq_len": 4096, "max_batch_size": 8, "max_step_tokens": 512}
     sampling = SamplingDefaults(temperature=0.0)
     return write_engine(tmp_path_factory.mktemp("hash") / "toy.engine", rule=1, sampling=sampling, **limits)
@@ -72,7 +72,7 @@ def test_openais_client_gets_its_answers(server: Served) -> None:
 
 
 def test_a_shared_input_is_counted_once(hashing: Path, tmp_path: Path) -> None:
-    """Forty questions about 1,000 tokens are no 40,000 tokens of the queue."""
+    """Forty questions about an input of 1,000 tokens do not count as 40,000 tokens in the queue."""
     with running(serve_command(hashing, "--max-queue-tokens", "8000"), tmp_path / "log", "toy") as served:
         assert len(ask(served, [PREDICATE] * 40, "a" * 1000)["answers"]) == 40
         many = {"model": "toy", "input": "a" * 1000, "questions": [{**PREDICATE, "instructions": "b" * 500}] * 40}
@@ -89,7 +89,7 @@ def test_the_probabilities_are_those_of_the_labels_rows(server: Served, hashing:
     with icc.load(str(hashing), threads=1) as llm:
         for text, answer in zip(asked, answers, strict=True):
             prompt = f"The sky is dark.\n\n{text}{LAST_WORDS}\nAnswer: "
-            # a tokenizer of bytes has no token for " A": the blank belongs to the prompt
+            # a tokenizer of bytes has no token for " A": the space belongs to the prompt
             row = np.float64(llm.logits(list(prompt.encode()))[-1])
             shares = np.exp(row - np.logaddexp.reduce(row))
             found = shares[[ord(label) for label in "ABC"[: 2 if answer["type"] == "predicate" else 3]]]
@@ -102,15 +102,16 @@ def test_the_probabilities_are_those_of_the_labels_rows(server: Served, hashing:
 
 
 def test_each_question_is_one_step_behind_what_is_shared(server: Served) -> None:
-    """The input fills a step of 512 tokens; eight questions about it take one more for each batch of what is left."""
+    """The input fills one step of 512 tokens. The first question computes it; the others share it, and take a step for
+    each batch of what they add."""
     before = server.metric("icc:iteration_seconds_count")
     found = ask(server, [{**PREDICATE, "instructions": f"It is {n}."} for n in range(8)], "abc " * 80)
     steps = server.metric("icc:iteration_seconds_count") - before
     usage = found["usage"]
     assert len(found["answers"]) == 8 and usage["input_tokens_details"]["cached_tokens"] >= 7 * 304
-    assert usage["input_tokens"] > 8 * 320 and steps <= 5  # 7 questions of 200 tokens behind the input: 3 steps of 512
+    assert usage["input_tokens"] > 8 * 320 and steps <= 5  # 7 questions of 200 tokens after the input: 3 steps of 512
     again = ask(server, [PREDICATE], "abc " * 80)["usage"]["input_tokens_details"]
-    assert again["cached_tokens"] >= 304  # a later request finds it, too
+    assert again["cached_tokens"] >= 304  # a later request finds the input, too
     apart = ask(server, [PREDICATE], "abc " * 80, prompt_cache_key="mine")["usage"]["input_tokens_details"]
     assert apart["cached_tokens"] == 0 and apart["cache_write_tokens"] > 320
 
@@ -144,7 +145,7 @@ def test_a_chat_template_is_used_where_there_is_one(served: Served) -> None:
     ]
     for given in ("The sky is dark.", turns):
         [answer] = ask(served, [PREDICATE], given)["answers"]
-        mass = 2 / (math.exp(10) + 257)  # the toy counts: behind a newline no letter is likelier than another
+        mass = 2 / (math.exp(10) + 257)  # the toy counts: after a newline all letters are equally likely
         assert answer["probability"] == pytest.approx(0.5) and answer["label_mass"] == pytest.approx(mass, rel=1e-4)
     body = {"input": turns, "questions": [PREDICATE]}
     messages = conversation(decode(json.dumps(body).encode(), DecisionRequest))

@@ -1,4 +1,4 @@
-"""/v1/embeddings of an engine that embeds: the toy, whose hidden states are ten times a unit vector each."""
+"""/v1/embeddings of an engine that embeds: the toy, whose hidden states are unit vectors times ten."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCAB = 258
 
 @pytest.fixture(scope="module")
 def embedder(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of an engine that gives means without scaling them: the counts of the bytes after those of the text."""
+    """A server of an engine that pools by an unscaled mean, and so counts the bytes that follow those of the text."""
     folder = tmp_path_factory.mktemp("embedder")
     facts = EmbeddingFacts("mean", False, VOCAB, prompts={"query": "q: ", "answer": "a"})
     engine = write_engine(folder / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
@@ -34,7 +34,8 @@ def embedder(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 
 def vector(text: str) -> np.ndarray:
-    """What the toy gives: it counts upwards, and every row is 10 at the byte after the token's."""
+    """The toy's vector of a text, float32 [VOCAB]: the mean of rows that are 10 at the byte after the token's byte,
+    else 0."""
     return 10 * np.bincount([ord(c) + 1 for c in text], minlength=VOCAB).astype(np.float32) / np.float32(len(text))
 
 
@@ -43,7 +44,7 @@ def client_of(server: Served) -> openai.OpenAI:
 
 
 def test_the_openai_client_gets_its_vectors(embedder: Served) -> None:
-    """By default it asks for base64; texts and token ids, one and many, longer than a step."""
+    """By default the client asks for base64. Texts and token ids, one and many, longer than a step."""
     client = client_of(embedder)
     texts = ["abc", "a" * 40, "xyzzy"]
     for given in (texts, [list(text.encode()) for text in texts]):
@@ -193,9 +194,9 @@ def test_a_batch_of_embeddings(embedder: Served) -> None:
 def test_a_key_is_asked_for_and_schemathesis(
     start: StartServer, write_engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """One server for both: of a last token, whose prefix is shared under one key. Schemathesis tries the operation that
-    other engines lack; the others are tried in test_clients.py."""
-    limits = {"max_seq_len": 1 << 18, "max_batch_size": 16, "max_step_tokens": 512}  # what a schema allows fits
+    """One server for both: it pools by the last token, so that prefixes are shared under one key. Schemathesis tries
+    the operation that other engines lack; test_clients.py has it try the others."""
+    limits = {"max_seq_len": 1 << 18, "max_batch_size": 16, "max_step_tokens": 512}  # values that the schema allows fit
     engine = write_engine(tmp_path / "toy.engine", embedding=EmbeddingFacts("last", True, VOCAB), **limits)
     key = "a-key-of-some-length"
     server = start("--max-seconds", "0.5", engine=engine, key=key)

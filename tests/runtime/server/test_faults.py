@@ -1,4 +1,4 @@
-"""RELIABILITY R4, R5, R6 and R12: an engine that dies, hangs or fails on one request; the end of a server."""
+"""RELIABILITY R4, R5, R6 and R12: an engine that dies, hangs or fails on one request; and the shutdown of a server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from sizes import size_of
 
 from .conftest import Served, StartServer
 
-CANARY = "canary 0"  # counts on from "0": it never meets the trigger "M"
-FAULT = "L"  # the next token is "M", and running that strikes
+CANARY = "canary 0"  # counts on from "0" and never reaches the trigger "M"
+FAULT = "L"  # the next token is "M"; the step that runs it fails
 
 
 def test_a_dead_engine_ends_requests_and_is_started_again(start_faulty: StartServer) -> None:
@@ -67,7 +67,7 @@ def test_a_hung_engine_is_seen_by_the_watchdog(start_faulty: StartServer, how: s
 
 
 def test_a_step_that_takes_long_is_no_hang(start_faulty: StartServer) -> None:
-    """It takes two and a half times what the watchdog allows, and the process works all the while."""
+    """The step takes two and a half times the watchdog's limit, while the process uses the CPU."""
     server = start_faulty("busy", watchdog_s=2.0)
     last = server.stream(FAULT, max_tokens=3).rest()[-1]
     assert "choices" in last and last["choices"][0]["finish_reason"] == "length", last
@@ -83,7 +83,7 @@ def test_an_engine_that_only_works_is_given_up_too() -> None:
 
 
 def test_a_process_says_that_it_works_only_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one look to the next: one that waits uses a little all the time."""
+    """The CPU time between two looks decides; a process that waits uses a little, too."""
     monkeypatch.setattr(pulse, "HEARTBEAT_S", 0.001)
     used, read = [0.0, 0.004, 0.008, 0.012, 0.016, 0.03, 0.034, 0.05, 0.0501], list[float]()
 
@@ -101,7 +101,7 @@ def test_a_process_says_that_it_works_only_where_it_does(monkeypatch: pytest.Mon
 
 
 def test_ranks_that_work_are_work() -> None:
-    """Rank 0 sleeps while it waits for another rank's long step: the time of the others counts, too."""
+    """Rank 0 sleeps while it waits for another rank's long step: the CPU time of the other ranks counts, too."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rank:
         _, clock = pulse.cpu_clocks([rank.pid])
         before, end = clock(), time.monotonic() + 60
@@ -110,7 +110,7 @@ def test_ranks_that_work_are_work() -> None:
             time.sleep(0.01)
         rank.kill()
         rank.wait()
-        assert clock() == 0  # it has ended
+        assert clock() == 0  # the process has ended
 
 
 def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty: StartServer) -> None:
@@ -131,7 +131,7 @@ def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty
 def test_no_process_outlives_the_server(start_faulty: StartServer) -> None:
     server = start_faulty("hang")
     children = psutil.Process(server.process.pid).children(recursive=True)
-    assert len(children) == 3  # the engine, and who renders templates and who checks grammars
+    assert len(children) == 3  # the engine, the renderer of templates and the checker of grammars
     stream = server.stream(FAULT, max_tokens=5)
     stream.event()
     server.process.kill()
@@ -139,7 +139,7 @@ def test_no_process_outlives_the_server(start_faulty: StartServer) -> None:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; one that nobody has waited for yet has."""
+    """Whether a process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -169,7 +169,7 @@ STAGES: list[tuple[str, str, dict[str, Any], int]] = [
 
 
 def test_one_bad_request_fails_alone_at_every_stage(start_faulty: StartServer) -> None:
-    """R5: what every request and every step meets raises, or gives what is no number or no token."""
+    """R5: every stage of a request raises an error, or gives NaN or a token that does not exist."""
     server = start_faulty("stages")
     pid = server.engine_pid
     canaries: list[str] = []
@@ -200,7 +200,7 @@ def test_one_bad_request_fails_alone_at_every_stage(start_faulty: StartServer) -
 
 
 def test_many_bad_requests_at_once_fail_alone(start_faulty: StartServer) -> None:
-    """Also where they are most of what runs."""
+    """Most of the running requests fail; the others are answered."""
     server = start_faulty("stages")
     pid = server.engine_pid
     prompts = ("0", "L", "K", "xM", "L", "5", "O", "S")
@@ -220,7 +220,7 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(start_faulty: StartServe
     streams = [server.stream("0", max_tokens=40) for _ in range(4)]
     for stream in streams:
         stream.event()
-    os.kill(engine, signal.SIGSTOP)  # no stream ends, and the server with it, before it was asked
+    os.kill(engine, signal.SIGSTOP)  # so that no stream, and with them the server, ends too early
     server.process.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.ask("GET", "/v1/models").status == 503)
     refused = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a"})
@@ -233,7 +233,8 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(start_faulty: StartServe
 
 
 def test_sigterm_at_any_moment_leaves_no_stream_without_an_end(start_faulty: StartServer) -> None:
-    """R12: under load, while requests come, prompts run, answers are written or begin; once or twice."""
+    """R12: under load, while requests arrive, prompts run, and answers are being written or begin; with one or two
+    signals."""
     for number in range(size_of("sigterms")):
         chance = random.Random(number)
         server = start_faulty("none", drain_s=60)
@@ -244,12 +245,12 @@ def test_sigterm_at_any_moment_leaves_no_stream_without_an_end(start_faulty: Sta
             while True:
                 try:
                     stream = server.stream("0" * source.randrange(1, 90), max_tokens=source.randrange(1, 25))
-                except OSError:  # nobody listens any more
+                except OSError:  # the server no longer listens
                     return
                 if stream.status != 200:
                     refused.append(stream.status)
                     return
-                last = stream.rest()[-1]  # [DONE] must come
+                last = stream.rest()[-1]  # rest() requires [DONE]
                 ends.append(last["choices"][0]["finish_reason"] if "choices" in last else last["error"]["message"])
 
         threads = [threading.Thread(target=client, args=(number * 100 + i,)) for i in range(12)]
@@ -283,24 +284,24 @@ def test_sigterm_while_loading_ends_at_once(start: StartServer) -> None:
     server = start(wait=False)
     time.sleep(0.7)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) in (0, -signal.SIGTERM)  # the latter before there is a handler
+    assert server.process.wait(60) in (0, -signal.SIGTERM)  # the latter if no handler was installed yet
 
 
 def test_a_client_that_goes_frees_its_blocks_within_a_step(start_faulty: StartServer) -> None:
-    server = start_faulty("slow")  # 0.2 s per step: 80 s for all of them
+    server = start_faulty("slow")  # 0.2 s per step: 80 s for 400 tokens
     for reset in (False, True):
         stream = server.stream("0", max_tokens=400)
         stream.event()
         assert server.metric("icc:num_requests_running") == 1
         stream.drop(reset)
         server.wait_until(server.idle, 40)
-    with socket.create_connection(("127.0.0.1", server.port)) as raw:  # whole answers too
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:  # answers that are not streamed, too
         body = b'{"model": "toy", "prompt": "0", "max_tokens": 400}'
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         server.wait_until(lambda: server.metric("icc:num_requests_running") == 1)
     server.wait_until(server.idle, 40)
     assert server.metric("icc:request_success_total") == 3  # by reason: abort
-    answers = server.ask("GET", "/metrics").raw.decode()  # that a client goes is no fault of the server
+    answers = server.ask("GET", "/metrics").raw.decode()  # the server is not at fault if a client goes
     assert 'status="499"' in answers and 'status="500"' not in answers and "status=500" not in server.log.read_text()
 
 

@@ -1,4 +1,4 @@
-"""What stands before the routes, and what a request that says nothing is sampled with; in this process."""
+"""The checks in front of the routes, and the sampling defaults of requests; in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 def status(gate: ClientGate, path: str, method: str = "GET") -> int:
-    """What a request without a body is answered with."""
+    """The status of the answer to a request without a body."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -73,7 +73,7 @@ KEYS = ApiKeys(["the-first-key", "the-second-key"])
 
 
 def test_of_two_keys_none_is_taken() -> None:
-    """A proxy may look at the one, and this server at the other."""
+    """A request with two keys is refused: a proxy may check one, and this server the other."""
     gate = RequestGate(KEYS, Admission(Budget(sequences=4, tokens=100)))
     assert gate.client(["Bearer the-first-key"], []) == gate.client([], ["the-first-key"])
     for authorization, api_key in (
@@ -113,7 +113,7 @@ def test_headers_are_bounded_by_number_and_by_size(
     [("abc-1", True), ("a b", False), ("a\x7f", False), ("", False), ("a" * 128, True), ("a" * 129, False)],
 )
 def test_the_id_of_a_request_is_one_word(given: str, kept: bool) -> None:
-    """It stands in the log, and in the answer."""
+    """Other ids are replaced, as an id appears in the log and in the answer."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

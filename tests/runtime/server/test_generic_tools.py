@@ -1,4 +1,5 @@
-"""Tools of a model whose chat template knows none, over HTTP: the model is a script that calls what it is told of."""
+"""Tools with a model whose chat template has none, over HTTP: the model is a script that calls the tools it is
+shown."""
 
 from __future__ import annotations
 

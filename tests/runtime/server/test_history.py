@@ -1,4 +1,4 @@
-"""Conversations as clients replay them, in the form that a template takes."""
+"""Conversations that clients send back, converted to the form that a template accepts."""
 
 from __future__ import annotations
 

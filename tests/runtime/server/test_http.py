@@ -1,4 +1,4 @@
-"""What stands around the API: the log, ids of requests, names of the model, HTTPS, pages of others, proxies."""
+"""HTTP around the API: the log, request ids, model names, HTTPS, pages of other origins, proxies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_all_that_stands_around_the_api(start: StartServer, certificate: tuple[Path, Path]) -> None:
-    """One server with every option: each is looked at by itself."""
+    """One server with every option; each option is checked separately."""
     cert, key = certificate
     server = start(
         "--served-model-name", "one,two", "--cors-origin", PAGE, "--root-path", "/llm", "--vllm-metrics",
@@ -54,7 +54,7 @@ def test_all_that_stands_around_the_api(start: StartServer, certificate: tuple[P
         response = connection.getresponse()
         return response, response.read()
 
-    # names: each is answered under itself
+    # model names: the answer has the name of the request
     listed = json.loads(ask("GET", "/v1/models")[1])["data"]
     assert [model["id"] for model in listed] == ["one", "two"]
     for name in ("one", "two"):
@@ -62,18 +62,18 @@ def test_all_that_stands_around_the_api(start: StartServer, certificate: tuple[P
         assert answer["model"] == name and answer["choices"][0]["text"] == "bc"
     assert ask("POST", "/v1/completions", {"model": "toy", "prompt": "a"})[0].status == 404
 
-    # a proxy: paths come with its prefix or without
+    # behind a proxy: paths with and without its prefix
     for path in ("/llm/v1/models", "/v1/models", "/llm/live"):
         assert ask("GET", path)[0].status == 200
     assert json.loads(ask("GET", "/llm/openapi.json")[1])["servers"][0]["url"] == "/llm"
 
-    # pages of others: those that were named, errors too
+    # pages of other origins: only the allowed one, for errors too
     preflight, _ = ask("OPTIONS", "/v1/completions", Origin=PAGE, Access_Control_Request_Method="POST")
     assert preflight.status == 200 and preflight.headers["access-control-allow-origin"] == PAGE
     assert ask("GET", "/nothing", Origin=PAGE)[0].headers["access-control-allow-origin"] == PAGE
     assert "access-control-allow-origin" not in ask("GET", "/v1/models", Origin="https://other.example")[0].headers
 
-    # ids: the caller's or one that is made up; a line in the log for each request
+    # request ids: the caller's or a new one; each request has a line in the log
     response, _ = ask("POST", "/v1/completions", {"model": "one", "prompt": "a", "max_tokens": 3}, X_Request_Id="abc-1")
     assert response.headers["x-request-id"] == "abc-1"
     made_up = ask("GET", "/v1/models", X_Request_Id="not an id")[0].headers["x-request-id"]
@@ -151,7 +151,7 @@ def test_a_request_is_a_span_with_its_phases() -> None:
 @pytest.mark.usefixtures("idle_after")
 @pytest.mark.parametrize("streamed", [True, False])
 def test_answers_to_http_1_0_have_no_chunks(served: Served, streamed: bool) -> None:
-    """A body whose length is not known before ends with the connection."""
+    """The connection ends after a body whose length is not known in advance."""
     body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": streamed}).encode()
     head = f"POST /v1/completions HTTP/1.0\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:

@@ -1,4 +1,4 @@
-"""Prompts that requests ask to keep, through a server: what usage and metrics tell, and what a restart leaves."""
+"""Prompts that requests ask to keep, through a server: usage and metrics, and the state after a restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_mark_keeps_what_is_in_front_of_it(served: Served) -> None:
     before = served.metric("icc:prompts_kept")
     system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
     first = served.ask("POST", "/v1/messages", messages(system=system)).json["usage"]
-    there = first["cache_read_input_tokens"]  # what requests of other tests had begun with
+    there = first["cache_read_input_tokens"]  # cached by requests of other tests
     made = there + first["cache_creation_input_tokens"]
     assert there < len(SYSTEM) <= made <= len(SYSTEM) + 60
     total = first["input_tokens"] + made
@@ -45,7 +45,7 @@ def test_a_mark_keeps_what_is_in_front_of_it(served: Served) -> None:
     plain = served.ask("POST", "/v1/messages", messages(system="Another one. " * 20)).json["usage"]
     assert plain["cache_creation_input_tokens"] == 0
     assert served.metric("icc:prompts_kept") == before + 1
-    assert "cost" not in plain and "saved" not in plain  # nobody has said what tokens cost
+    assert "cost" not in plain and "saved" not in plain  # the server has no prices
 
 
 def test_marks_that_are_none_are_refused(served: Served) -> None:
@@ -77,7 +77,7 @@ def test_each_mark_ends_at_its_block() -> None:
     tools, system, turn, results = marks_of(request)
     assert [seconds for _, seconds in (tools, system, turn, results)] == [300, 3600, 300, 300]
     said = [[message.content for message in other.messages] for other, _ in (tools, system, turn, results)]
-    assert said[0][0].endswith("abc") and not said[0][0].startswith("a")  # tools stand in front of what the system says
+    assert said[0][0].endswith("abc") and not said[0][0].startswith("a")  # tools come before the system message
     assert said[1][0].startswith("ab") and not said[1][0].startswith("abc") and said[1][1] == "def"
     assert said[2][0] == "abc" and said[2][1].startswith("de") and "f" not in said[2][1] and len(said[2]) == 2
     assert said[3][:3] == ["abc", "def", "g"] and said[3][3].startswith("r") and said[3][3] != "r"
@@ -105,7 +105,7 @@ def test_prompts_are_there_after_a_restart(start: StartServer, tmp_path: Path) -
 
 
 def test_whoever_has_no_key_is_the_same_client_after_a_restart(chat_engine: Path, tmp_path: Path) -> None:
-    """The secret of the folder says who asks, with keys and without."""
+    """The salt depends on the secret of the folder, with keys and without."""
     options = ServeOptions(LoadOptions(chat_engine), prompt_cache=tmp_path / "prompts")
     first, second = (server.Served(options).core.jobs.salt("", None) for _ in range(2))
     assert first == second

@@ -1,4 +1,4 @@
-"""KV events over ZeroMQ in vLLM's form, decoded as vLLM's clients do, and followed as indexers do."""
+"""KV events over ZeroMQ in vLLM's form, decoded as in vLLM's clients, and followed as in indexers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_events_are_maps_with_vllms_fields() -> None:
 
 
 class Follower:
-    """Subscribes to the events of one replica, and knows which blocks it has."""
+    """Subscribes to the events of one replica. blocks: the parent's hash and the token ids of each cached block, by its
+    hash."""
 
     def __init__(self, port: int, topic: bytes = b"") -> None:
         self.context = zmq.Context()
@@ -62,26 +63,26 @@ class Follower:
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         assert seen.poll(60_000), "no publisher"
         self.socket.disable_monitor()
-        time.sleep(0.3)  # the subscription follows the handshake
+        time.sleep(0.3)  # the subscription arrives after the handshake
         self.topic, self.numbers, self.ranks = topic, list[int](), set[int]()
         self.blocks: dict[int, tuple[int | None, list[int]]] = {}
         self.names: dict[int, str | None] = {}
         self.batches: list[bytes] = []
 
     def read_until(self, told: Callable[[], bool]) -> None:
-        """Take what comes until enough is told."""
+        """Receive batches until `told` is true."""
         while not told():
             assert self.socket.poll(60_000), "nothing comes"
             self._take()
 
     def drained(self) -> Follower:
-        """With what has come."""
+        """Receive all batches that have arrived."""
         while self.socket.poll(0):
             self._take()
         return self
 
     def catch_up(self, replay_port: int) -> None:
-        """Take what comes until all is known that has been published."""
+        """Receive batches until everything published so far is known."""
         published = [number for number, _ in replayed(replay_port, 0)]
         self.read_until(lambda: not published or self.numbers[-1:] >= published[-1:])
 
@@ -111,7 +112,7 @@ class Follower:
                 parent = name
 
     def cached(self, tokens: list[int]) -> int:
-        """How many of a prompt's tokens are in blocks from its beginning on."""
+        """How many of a prompt's first tokens are in known blocks."""
         parent, at = None, 0
         while True:
             children = [(name, held) for name, (before, held) in self.blocks.items() if before == parent]
@@ -125,7 +126,7 @@ class Follower:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """The first of `count` consecutive free ports."""
     for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
             for port in range(first, first + count):
@@ -135,12 +136,12 @@ def free_ports(count: int) -> int:
 
 
 def replayed(port: int, first: int) -> list[tuple[int, bytes]]:
-    """What a replay gives from a number on."""
+    """The (number, batch) pairs that a replay gives from number `first` on."""
     context = zmq.Context()
     try:
         asker = context.socket(zmq.DEALER)
         asker.connect(f"tcp://127.0.0.1:{port}")
-        asker.send_multipart([b"nonsense"])  # which nobody answers
+        asker.send_multipart([b"nonsense"])  # gets no answer
         asker.send_multipart([b"", first.to_bytes(8, "big")])
         found: list[tuple[int, bytes]] = []
         while True:
@@ -178,7 +179,8 @@ def cached_by(server: Served, text: str) -> int:
 
 
 def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow: Any) -> None:
-    """256 blocks of 4 tokens: through eviction and the death of the engine, with a replay for who missed something."""
+    """The cache has 256 blocks of 4 tokens. The events are followed through eviction and the death of the engine; a
+    late follower uses a replay."""
     port = free_ports(2)
     addresses = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_events_replay": f"tcp://127.0.0.1:{port + 1}"}
     server = start_faulty("none", **addresses, kv_events_topic="kv@here")
@@ -190,9 +192,9 @@ def test_who_follows_knows_what_the_server_has(start_faulty: StartServer, follow
     assert len(follower.blocks) <= 256 and follower.ranks == {0}
     known = {text: follower.cached(tokens_of(server, text)) for text in texts}
     assert known[texts[0]] < known[texts[-1]] == len(tokens_of(server, texts[-1])) // 4 * 4
-    for text in reversed(texts):  # the last first, so that asking evicts what was asked already
+    for text in reversed(texts):  # the last one first: asking evicts only texts that were asked before
         told = follower.cached(tokens_of(server, text))
-        most = (len(tokens_of(server, text)) - 1) // 4 * 4  # one token is always computed
+        most = (len(tokens_of(server, text)) - 1) // 4 * 4  # the last token is always computed
         assert cached_by(server, text) == min(told, most), text
         follower.catch_up(port + 1)
     assert follower.numbers == list(range(follower.numbers[0], follower.numbers[0] + len(follower.numbers)))
@@ -222,14 +224,14 @@ def test_each_replica_has_a_port(start_faulty: StartServer, follow: Any) -> None
     for _ in range(2):
         server.complete(text, max_tokens=1)
     tokens = tokens_of(server, text)
-    # where it went the second time, too
+    # the second request went to the same replica
     server.wait_until(lambda: sorted(follower.drained().cached(tokens) for follower in followers) == [0, 40])
     for number, follower in enumerate(followers):
         assert follower.ranks <= {number}
 
 
 def begins(follower: Follower) -> list[dict[str, Any]]:
-    """The events that tell of a prompt's first block."""
+    """The events of the first blocks of prompts."""
     events = [event for batch in follower.batches for event in msgspec.msgpack.decode(batch)[1]]
     return [event for event in events if event["type"] == "BlockStored" and event["parent_block_hash"] is None]
 

@@ -1,4 +1,4 @@
-"""KV goes from one host to another while its prompt runs: over HTTP, and by NIXL."""
+"""KV goes from one host to another while its prompt is computed: over HTTP, and by NIXL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from icc.runtime.server.nixl.nixl import Nixl, NixlError
 from .conftest import HERE, Served, running
 from .fake_nixl import FakeAgent
 
-LONG = "".join(chr(97 + number % 8) for number in range(400))  # tokens, of which a step takes 64
+LONG = "".join(chr(97 + number % 8) for number in range(400))  # 400 tokens; a step takes 64
 FAKE = [sys.executable, str(HERE / "fake_nixl.py"), "{fd}"]
 NAME = "icc-kv-" + "0" * 32
 PEERS = {"PEER_S": 0.2, "PEER_ANSWER_S": 3.0, "PEER_AVOID_S": 5.0}  # limits.py
@@ -77,7 +77,7 @@ def test_pieces_come_until_the_prompt_ends(tmp_path: Path) -> None:
 
 
 class Pair:
-    """A mover that publishes files of a folder, and one that fetches into it."""
+    """A mover that publishes files of a folder, and another that fetches them."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
@@ -136,7 +136,7 @@ def test_what_does_not_arrive_is_not_taken_for_whole(state: str, tmp_path: Path)
         pair.now = 1000.0
     [failure] = pair.taker.finished()
     assert isinstance(failure, Failure) and not pair.taker.busy and not pair.agents[1].registered
-    assert pair.target.read_bytes()[:HEAD] == bytes(HEAD)  # no part begins here
+    assert pair.target.read_bytes()[:HEAD] == bytes(HEAD)  # the first bytes are written last
     pair.agents[1].state = "DONE"
     assert pair.fetch(piece, 0, 20_000) is None and pair.taker.finished() == [Fetched(7)]
     assert pair.target.read_bytes() == pair.content
@@ -166,7 +166,7 @@ def test_a_process_of_its_own_moves_them_and_comes_back(tmp_path: Path) -> None:
             for _ in range(1000):
                 await nixl.publish("a", source, 0, 9)
                 await asyncio.sleep(0.01)
-        await move(nixl)  # another one
+        await move(nixl)  # by a new process
         await nixl.stop()
         broken = Nixl([sys.executable, "-c", "pass", "{fd}"])
         with pytest.raises(IccError, match="--nixl: its process has ended"):
@@ -184,7 +184,7 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_nixl_itself_moves_them(tmp_path: Path) -> None:
-    """Two processes over UCX: whatever of TCP and shared memory it takes, and TCP alone."""
+    """Two processes over UCX: with its choice of TCP and shared memory, and with TCP alone."""
     if not any(map(library.importlib.util.find_spec, ("nixl_cu12", "nixl_cu13"))):
         pytest.skip("NIXL is not installed (69 MB)")
     content, source = os.urandom(3 << 20), tmp_path / NAME
@@ -216,14 +216,14 @@ def test_nixl_itself_moves_them(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Servers as on hosts of their own, each with a folder of its own for KV: two that compute slowly, of which the
-    first has NIXL, and one with NIXL that may name them."""
+    """Servers as if on separate hosts, each with its own folder for KV: two that compute slowly, the first of them with
+    NIXL, and a third one with NIXL whose requests may name the first two."""
 
     folders: list[Path]
     servers: list[Served]
 
     def ask(self, giver: int, prompt: str) -> Any:
-        """What the last server says of a prompt that another is to compute."""
+        """The last server's answer to a prompt that server number `giver` is to compute."""
         body = {"model": "toy", "prompt": prompt, "max_tokens": 8}
         header = {HEADER: f"127.0.0.1:{self.servers[giver].port}"}
         reply = self.servers[2].ask("POST", "/v1/completions", body, header)
@@ -231,7 +231,7 @@ class Hosts:
         return reply.json
 
     def asking(self, giver: int, prompt: str) -> tuple[threading.Thread, list[Any]]:
-        """The same, under way: something of its KV has come."""
+        """Start `ask` in a thread, and return it with the list for its answer as soon as some KV has arrived."""
         answers: list[Any] = []
         thread = threading.Thread(target=lambda: answers.append(self.ask(giver, prompt)))
         thread.start()
@@ -260,7 +260,7 @@ class Hosts:
 def hosts(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     root, found = tmp_path_factory.mktemp("hosts"), Hosts([], [])
     with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as environment:
-        if "ICC_REAL_NIXL" not in os.environ:  # with it, the library itself moves the bytes
+        if "ICC_REAL_NIXL" not in os.environ:  # with it, the real NIXL moves the bytes
             environment.setenv("ICC_FAKE_NIXL", "1")
         for number, (fault, nixl) in enumerate((("slow", True), ("slow", False), ("none", True))):
             found.folders.append(root / str(number))
@@ -293,7 +293,7 @@ def test_bytes_come_while_the_prompt_runs(hosts: Hosts, tmp_path: Path) -> None:
     response = connection.getresponse()
     assert response.status == 200 and response.getheader("transfer-encoding") == "chunked"
     found = response.read1()
-    assert found and asking.is_alive()  # six steps are to come
+    assert found and asking.is_alive()  # six steps are still to come
     found += response.read()
     connection.close()
     asking.join()
@@ -314,7 +314,7 @@ def test_bytes_come_while_the_prompt_runs(hosts: Hosts, tmp_path: Path) -> None:
 def test_a_prompt_is_computed_on_another_host(giver: int, hosts: Hosts) -> None:
     expected = text(hosts.servers[2].complete(f"x{giver}" + LONG, max_tokens=8))
     thread, answers = hosts.asking(giver, f"y{giver}" + LONG)
-    assert hosts.servers[giver].metric("icc:num_requests_running") == 1  # and most of it is to come
+    assert hosts.servers[giver].metric("icc:num_requests_running") == 1  # most of the prompt is still to come
     thread.join()
     answers.append(hosts.ask(giver, f"z{giver}" + LONG))
     for answer in answers:
@@ -326,7 +326,7 @@ def test_a_prompt_is_computed_on_another_host(giver: int, hosts: Hosts) -> None:
 
 
 def test_a_prefill_that_hangs_is_given_up_and_comes_back(hosts: Hosts) -> None:
-    """What has come is taken. For a while nobody asks it; prompts are computed here."""
+    """The KV that has arrived is used. For a while the server is not asked again, and prompts are computed here."""
     expected, server = text(hosts.servers[2].complete("??" + LONG, max_tokens=8)), hosts.servers[1]
     thread, answers = hosts.asking(1, "h?" + LONG)
     os.kill(server.process.pid, signal.SIGSTOP)
@@ -382,7 +382,7 @@ def test_an_answer_that_is_none_is_an_error_that_is_caught(answer: bytes) -> Non
     asyncio.run(asyncio.wait_for(check(), 30))
 
 
-@pytest.mark.parametrize("victim", ["nixl", "engine", "server"])  # the last one does not come back
+@pytest.mark.parametrize("victim", ["nixl", "engine", "server"])  # the last one is not restarted
 def test_a_prefill_that_dies_halfway_ends_in_a_recompute(victim: str, hosts: Hosts) -> None:
     prompt, giver = f"{victim[0]}?" + LONG, 1 if victim == "server" else 0
     expected = text(hosts.servers[2].complete("??" + LONG, max_tokens=8))
@@ -397,10 +397,10 @@ def test_a_prefill_that_dies_halfway_ends_in_a_recompute(victim: str, hosts: Hos
         os.kill(pid, signal.SIGKILL)
     thread.join(60)
     assert answers and text(answers[0]) == expected
-    if victim == "nixl":  # another one goes on, or the rest comes over HTTP
+    if victim == "nixl":  # a new mover continues, or the rest comes over HTTP
         assert cached(answers[0]) >= 396
     else:
-        assert 60 <= cached(answers[0]) < 396  # what had come was taken
+        assert 60 <= cached(answers[0]) < 396  # the KV that had arrived was used
         assert f"127.0.0.1:{server.port} computes no prompt" in hosts.log(2)
     if victim == "engine":
         server.wait_until(lambda: server.ask("GET", "/ready").status == 200)

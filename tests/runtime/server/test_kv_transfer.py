@@ -29,7 +29,7 @@ from sizes import SOAK
 from .conftest import running, serve_command
 
 PROMPT = tuple(5 + (7 * n) % 110 for n in range(75))
-# windows, recurrent states, latent caches, and numbers of fewer bits
+# windows, recurrent states, latent caches, and other number formats
 OTHERS = [
     "gemma3",
     "lfm2-short_convolutions",
@@ -46,7 +46,7 @@ KINDS = ["llama", *(OTHERS if SOAK else [])]
 
 @pytest.fixture(scope="module")
 def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A compiled tiny model of a kind, whose tokens are words."""
+    """Compiles a tiny model of a kind, once; its tokens are words."""
     folder, made = tmp_path_factory.mktemp("transfer"), dict[str, Path]()
 
     def make(kind: str) -> Path:
@@ -69,7 +69,7 @@ def transfer(llm: LLM, folder: Path) -> KVTransfer:
 
 
 def bytes_of(llm: LLM, length: int) -> list[list[bytes]]:
-    """What the prefix cache has of the prompt, in each group."""
+    """The bytes of the cached blocks of PROMPT's first `length` tokens, per KV group."""
     kv = llm.loop.scheduler.kv
     blocks = kv.found(CachedSequence(tokens=list(PROMPT)), length)
     assert blocks is not None
@@ -108,7 +108,7 @@ def test_what_arrives_is_what_would_have_been_computed(
 
 
 def test_parts_are_given_while_the_prompt_runs(engines: Callable[[str], Path], tmp_path: Path) -> None:
-    """What is there after each step is taken while the next ones run; at the end nothing but the rest is left."""
+    """The blocks that a step completes are taken while the next steps run; at the end only the rest is left."""
     once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=3)
     with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
@@ -127,7 +127,7 @@ def test_parts_are_given_while_the_prompt_runs(engines: Callable[[str], Path], t
         length = sum(lengths)
         assert length == taker.loop.scheduler.kv.cached_length(CachedSequence(tokens=list(PROMPT)))
         assert bytes_of(taker, length) == bytes_of(giver, length)
-        assert target.take(taker.loop.scheduler.kv, Submit(2, PROMPT, params, takes_kv=name)) == 0  # it is all here
+        assert target.take(taker.loop.scheduler.kv, Submit(2, PROMPT, params, takes_kv=name)) == 0  # everything is here
         assert not list(tmp_path.iterdir())
         [there] = taker.generate([list(PROMPT)], params)
         [here] = giver.generate([list(PROMPT)], params)
@@ -157,7 +157,8 @@ def test_a_part_whose_beginning_was_pushed_out_is_not_taken(
 
 
 def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of another prompt or engine, cut, no file of ours, under a name that leads elsewhere: it is computed."""
+    """KV of another prompt or engine, a file that is cut, is not ours or has a name that leads elsewhere: all are
+    refused, and the prompt is computed."""
     params = SamplingParams(max_tokens=1)
     with icc.load(engines("llama"), threads=1) as giver, icc.load(engines("llama"), threads=1) as taker:
         giver.generate([list(PROMPT)], params)
@@ -191,7 +192,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplo
         assert taken(link.name, by=transfer(taker, tmp_path / "else")) == 0
         for name in (f"../{tmp_path.name}/{real.name}", "icc-kv-" + "2" * 32, ""):
             assert taken(name) == 0
-        assert not source.give(kv, Submit(3, PROMPT, params))  # which has nothing of it
+        assert not source.give(kv, Submit(3, PROMPT, params))  # the taker has none of the prompt's KV
         assert not source.give(giver.loop.scheduler.kv, Submit(4, PROMPT, params, adapter="sql"))
         old = time.time() - 100
         os.utime(real, (old, old))
@@ -203,7 +204,7 @@ def test_what_is_not_taken(engines: Callable[[str], Path], tmp_path: Path, caplo
 def test_a_byte_that_has_changed_is_not_taken(
     toy_manifest: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The part is left out, and nothing of it is found; those before it are taken."""
+    """The changed part is left out, and none of it is found later; the parts before it are taken."""
     params, prompt = SamplingParams(max_tokens=1, temperature=0), tuple(range(1, 40))
     giver, taker = (LLM(toy_manifest(), FakeExecutor(num_blocks=64, block_size=4, max_step_tokens=16)) for _ in "ab")
     source, target = transfer(giver, tmp_path), transfer(taker, tmp_path)
@@ -228,7 +229,8 @@ def test_a_byte_that_has_changed_is_not_taken(
 
 
 def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Callable[[str], Path]) -> None:
-    """As vllm-router asks: one token of the first server, whose answer says what the other is given."""
+    """As vllm-router does it: the first server computes one token, and its answer has the parameters for the second
+    one."""
     engine = engines("llama")
     logs = [engine.parent / f"log{number}" for number in range(2)]
     with (
@@ -248,7 +250,7 @@ def test_a_prompt_is_computed_by_one_server_and_answered_by_another(engines: Cal
         assert there["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
         here = first.ask("POST", "/v1/completions", asked | {"max_tokens": 12}).json
         assert json.dumps(there["choices"]) == json.dumps(here["choices"])
-        again = second.ask("POST", "/v1/completions", ask).json  # which is not there any more, and is cached now
+        again = second.ask("POST", "/v1/completions", ask).json  # the KV is gone by now, but cached here
         assert json.dumps(again["choices"]) == json.dumps(here["choices"])
         lost = asked | {"prompt": list(PROMPT)[::-1], "max_tokens": 3}
         lost |= {"kv_transfer_params": {"do_remote_prefill": True, "remote_engine_id": "icc-kv-" + "0" * 32}}
@@ -262,7 +264,8 @@ def cached_tokens(answer: Any) -> int:
 
 
 def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str], Path], tmp_path: Path) -> None:
-    """x-prefiller-host-port: only servers that may be named; without them, and without their help, it is computed."""
+    """x-prefiller-host-port may name only allowed servers; without the header, or if the server does not help, the
+    prompt is computed here."""
     engine = engines("llama")
     with running(serve_command(engine), engine.parent / "log2", "llama") as first:
         address = f"127.0.0.1:{first.port}"
@@ -276,12 +279,12 @@ def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str
 
             found = ask(list(PROMPT), address, n=2, logprobs=2).json
             assert cached_tokens(found) >= 32, found
-            assert cached_tokens(first.complete(list(PROMPT), max_tokens=1)) >= 32  # it has run there
+            assert cached_tokens(first.complete(list(PROMPT), max_tokens=1)) >= 32  # it was computed there
             plain = first.ask("POST", "/v1/completions", {"model": "llama", "prompt": list(PROMPT), "temperature": 0,
                               "ignore_eos": True, "max_tokens": 8, "n": 2, "logprobs": 2}).json  # fmt: skip
             assert json.dumps(found["choices"]) == json.dumps(plain["choices"])
             assert cached_tokens(ask(list(PROMPT)[::-1], None).json) == 0
-            assert cached_tokens(ask([7, *PROMPT], "127.0.0.1:9").json) == 0  # nobody is there
+            assert cached_tokens(ask([7, *PROMPT], "127.0.0.1:9").json) == 0  # no server is there
             assert "computes no prompt" in second.log.read_text()
             refused = ask(list(PROMPT), "10.0.0.1:80")
             assert refused.status == 403 and "--prefiller" in refused.json["error"]["message"]
@@ -293,8 +296,8 @@ def test_a_router_names_the_server_that_computes_a_prompt(engines: Callable[[str
 
 
 def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None:
-    """A long prompt is computed by the server of role prefill, which answers nothing. A short one is computed here; so
-    is one whose beginning is here already, and a long one when the other server has gone."""
+    """The server of role prefill computes long prompts and answers no requests itself. Short prompts are computed here,
+    and so are those whose beginning is cached here; long ones too, once the other server is gone."""
     engine, prompt = engines("llama"), list(PROMPT)
 
     def ask(server: Any, tokens: list[int], **more: Any) -> Any:
@@ -310,13 +313,13 @@ def test_servers_share_the_work_by_roles(engines: Callable[[str], Path]) -> None
         assert refused.status == 400 and "--role prefill" in refused.json["error"]["message"]
         command = serve_command(engine, "--role", "decode", "--prefiller", f"127.0.0.1:{prefill.port}")
         with running(command, engine.parent / "log5", "llama") as decode:
-            assert cached_tokens(ask(decode, prompt[:step]).json) == 0  # a step takes it
+            assert cached_tokens(ask(decode, prompt[:step]).json) == 0  # fits into a step
             assert cached_tokens(ask(decode, prompt[::-1]).json) > step
             assert ask(decode, prompt).json["choices"][0]["text"] == expected.text
             again = ask(prefill, prompt, max_tokens=1, kv_transfer_params={"do_remote_decode": True}).json
-            assert cached_tokens(again) > step  # it has run there
+            assert cached_tokens(again) > step  # it was computed there
             asked = prefill.log.read_text().count("path=/v1/completions")
-            assert cached_tokens(ask(decode, [*prompt, 5, 6]).json) > step  # most of it is here already
+            assert cached_tokens(ask(decode, [*prompt, 5, 6]).json) > step  # most of it is cached here
             assert prefill.log.read_text().count("path=/v1/completions") == asked
             prefill.process.kill()
             prefill.process.wait()
@@ -335,7 +338,7 @@ def test_addresses_of_prefillers() -> None:
 
 
 def test_kv_is_brought_from_another_host(engines: Callable[[str], Path], tmp_path: Path) -> None:
-    """What was given there is here, byte by byte, and no more there; only who has a key gets it."""
+    """A file of KV arrives unchanged, and is removed at its source; only clients with a key may fetch it."""
     engine, key = engines("llama"), "a-key-of-thirty-two-characters-00"
     (tmp_path / "keys").write_text(key + "\n")
     command = serve_command(engine, "--api-key-file", str(tmp_path / "keys"))

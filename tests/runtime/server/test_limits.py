@@ -1,4 +1,4 @@
-"""RELIABILITY S6: every number has a bound; one table is what the validator, the document and this test read."""
+"""RELIABILITY S6: every number has a bound; the validator, the OpenAPI document and this test read one table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = sorted(set(limits.NUMBERS) - ELSEWHERE)
 
 
 def send(served: Served, name: str, value: str) -> tuple[int, Any]:
-    """A request whose field `name` is the JSON text `value`."""
+    """The status and the JSON answer of a request whose field `name` is the JSON text `value`."""
     if name in IN_OPTIONS:
         options = f'{{"{name}": {value}, "stop": ["b"]}}'
         body = f'{{"model": "toy", "prompt": "a", "raw": true, "stream": false, "options": {options}}}'
@@ -34,7 +34,7 @@ def send(served: Served, name: str, value: str) -> tuple[int, Any]:
     limit = "" if "max_" in name else '"max_tokens": 2, '
     with_it = '"use_beam_search": true, "n": 2, ' if name == "length_penalty" else ""
     field = f'"logit_bias": {{"98": {value}}}' if name == "logit_bias" else f'{with_it}"{name}": {value}'
-    stop = '"stop_token_ids": [98, 11], '  # what the toy says first: even a long answer is short
+    stop = '"stop_token_ids": [98, 11], '  # the toy says these soon: even a long answer is short
     reply = served.ask("POST", path, f'{{"model": "toy", {prompt}, {limit}{stop}{field}}}'.encode())
     return reply.status, reply.json
 
@@ -79,7 +79,7 @@ def test_the_document_says_the_same_bounds(served: Served, name: str) -> None:
         ("stop", "x" * limits.STOP_CHARS),
         ("stop", "\U0001f600" * limits.STOP_CHARS),
         ("stop_token_ids", [98] * limits.STOP_IDS),
-        ("logit_bias", {f"{i % 200:0{3 + i // 200}d}": 0 for i in range(limits.BIASES)}),  # of 200 tokens
+        ("logit_bias", {f"{i % 200:0{3 + i // 200}d}": 0 for i in range(limits.BIASES)}),  # for 200 tokens
         ("prompt", ["a"] * limits.PROMPTS),
         ("cache_salt", "x" * 256),
     ],
@@ -135,27 +135,27 @@ def test_admission_is_bounded_by_count_by_tokens_and_by_bytes() -> None:
 
 
 def test_admission_is_bounded_by_the_expected_wait() -> None:
-    """Sequences that run 2 s each, four at a time: one ends every half second."""
+    """Sequences run 2 s each, four at a time, so that one ends every half second."""
     admission = Admission(Budget(sequences=100, tokens=1000, wait_s=1.0), slots=lambda: 4)
     with contextlib.ExitStack() as accepted:
         enter = lambda priority=0, count=1: accepted.enter_context(admission.admitted(Price(count, 1, 0), priority))  # noqa: E731
-        enter(count=50)  # before anything is known, the queue is bounded by its count only
+        enter(count=50)  # before a sequence ended, only the count limits the queue
         accepted.pop_all().close()
         for _ in range(200):
             admission.served(2.0)
-        enter(count=6)  # alone: who else should it wait for
+        enter(count=6)  # accepted, as nothing else waits
         assert admission.wait_s(1) == pytest.approx(1.5)
         with pytest.raises(Overloaded, match="--max-wait"):
             enter()
         with pytest.raises(Overloaded):
             admission.check_room()
-        enter(priority=100, count=3)  # the lines of a batch wait as long as it takes, and delay nobody
+        enter(priority=100, count=3)  # batch lines wait without a limit, and delay no other request
         assert admission.wait_s(1) == pytest.approx(1.5)
     assert admission.wait_s(4) == 0 and admission.wait_s(5) == pytest.approx(0.5)
     for _ in range(5):
         accepted.enter_context(admission.admitted(Price(1, 1, 0)))
     for _ in range(200):
-        admission.served(0.5)  # the server has become faster: the same wait holds more
+        admission.served(0.5)  # the server is faster now: the same wait allows a longer queue
     assert admission.wait_s(1) == pytest.approx(0.25, rel=0.02)
     accepted.close()
     assert admission.sequences == 0 and admission.wait_s(4) == 0

@@ -1,4 +1,4 @@
-"""RELIABILITY R1, R13, R14: overload, hostile clients, and a load of which nothing is left."""
+"""RELIABILITY R1, R13, R14: overload, hostile clients, and a load that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .conftest import Served, StartServer
 sys.path.insert(0, str(Path(__file__).parents[2] / "fuzz"))
 import request_pieces
 
-# shorter than the server's own, which `make soak` waits for
+# shorter limits than the server's own, which only `make soak` waits for
 REAL = bool(size_of("real_limits"))
 TIMES = {} if REAL else {"HEADER_S": 2.0, "BODY_S": 2.0, "WRITE_S": 0.5}
 HEADER_S, BODY_S, WRITE_S = (TIMES.get(name, getattr(limits, name)) for name in ("HEADER_S", "BODY_S", "WRITE_S"))
-SLACK_S = 60.0  # of a busy machine
+SLACK_S = 60.0  # for a busy machine
 RAW_REQUESTS = size_of("raw_requests")
 REQUESTS = size_of("soak_requests")
 
@@ -48,7 +48,7 @@ def test_overload_sheds_and_what_is_accepted_ends(start_faulty: StartServer) -> 
     assert never.status == 429 and never.json["error"]["code"] == "too_expensive"
     assert never.headers["x-should-retry"] == "false" and "retry-after" not in never.headers
     server.wait_until(server.idle)
-    with raw(server) as connection:  # while the queue is full, a request is refused before it is read
+    with raw(server) as connection:  # if the queue is full, a request is refused before its body is read
         stream = server.stream("0", max_tokens=400, n=12)
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 429" and server.ask("GET", "/v1/models").status == 200
@@ -72,7 +72,7 @@ def raw(server: Served) -> socket.socket:
 
 
 def ends(connection: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """All bytes until the server closes the connection."""
     parts = []
     try:
         while part := connection.recv(65536):
@@ -88,7 +88,7 @@ def test_hostile_clients_hold_nothing(start_faulty: StartServer) -> None:
     start = (process.num_fds(), process.num_threads())
     post, begun = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n", time.monotonic()
 
-    idle = [raw(server) for _ in range(200)]  # sockets that say nothing
+    idle = [raw(server) for _ in range(200)]  # sockets that send nothing
     slow_header = raw(server)
     slow_header.sendall(post)
     slow_body = raw(server)
@@ -99,14 +99,14 @@ def test_hostile_clients_hold_nothing(start_faulty: StartServer) -> None:
     flood.sendall(b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 200 + b"\r\n")
     long = raw(server)
     long.sendall(b"GET / HTTP/1.1\r\nx-a: " + b"b" * 70_000)
-    # others are answered meanwhile
+    # other clients are answered meanwhile
     assert server.complete("0", max_tokens=3)["choices"][0]["text"] == "123"
 
     assert ends(flood).startswith(b"HTTP/1.1 400") and ends(long).startswith(b"HTTP/1.1 400")
     assert ends(slow_header) == b"" and time.monotonic() - begun < HEADER_S + SLACK_S
     assert ends(slow_body).startswith(b"HTTP/1.1 408") and time.monotonic() - begun < BODY_S + SLACK_S
     try:
-        for _ in range(100_000):  # one byte per chunk, for ever
+        for _ in range(100_000):  # one byte per chunk, without an end
             endless.sendall(b"1\r\na\r\n" * 50)
     except OSError:
         pass
@@ -121,7 +121,7 @@ def test_hostile_clients_hold_nothing(start_faulty: StartServer) -> None:
 
 def test_a_client_that_does_not_read_is_cut_off(start_faulty: StartServer) -> None:
     server = start_faulty("slow" if REAL else "none", limits=TIMES)  # so that the answer takes longer than the limit
-    # answers of 16 completions with logprobs are more than the buffers of both sides
+    # answers of 8 completions with logprobs are more than the buffers of both sides
     body = b'{"model": "toy", "prompt": "0", "max_tokens": 500, "n": 8, "logprobs": 20, "stream": true}'
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -154,7 +154,8 @@ def test_requests_in_strange_forms_are_refused(served: Served) -> None:
 
 
 def test_raw_requests_of_every_form_get_an_answer_or_the_door(served: Served) -> None:
-    """S7: the line, the headers and the body of a request, mutated; never a 5xx, never a word of the inside."""
+    """S7: the line, the headers and the body of a request, mutated; the answer is never a 5xx and shows no
+    internals."""
     answered = Counter()
     for number in range(RAW_REQUESTS):
         sent = request_pieces.mutated(random.Random(number))
@@ -162,9 +163,9 @@ def test_raw_requests_of_every_form_get_an_answer_or_the_door(served: Served) ->
             try:
                 connection.sendall(sent)
                 select.select([connection], [], [], 0.05)
-                connection.shutdown(socket.SHUT_WR)  # the server waits for more
+                connection.shutdown(socket.SHUT_WR)  # the server may wait for more
             except OSError:
-                pass  # it was shown the door while it talked
+                pass  # the connection was closed while it sent
             reply = ends(connection)
         status = reply[:12]
         assert reply == b"" or (status.startswith(b"HTTP/1.1 ") and status[9:10] in b"1234"), (number, sent, reply)
@@ -176,7 +177,7 @@ def test_raw_requests_of_every_form_get_an_answer_or_the_door(served: Served) ->
 
 
 def test_a_load_with_aborts_leaves_nothing(start: StartServer) -> None:
-    """A third of the clients go at a random moment; every request ends once and every block is free again."""
+    """A third of the clients disconnect at a random moment; every request ends once, and every block is free again."""
     server = start("--max-queue", "4096")
     process = psutil.Process(server.process.pid)
     server.complete("warm", max_tokens=2)

@@ -1,4 +1,4 @@
-"""`icc bench serve`: what it measures is what happened."""
+"""`icc bench serve`: the measurements match what happened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_run_counts_what_the_server_counts(served: Served, tmp_path: Path) -> 
         cost = 0.001 * load["seconds"] / load["output_tokens"] * 1e6
         assert load["cost_per_million_output_tokens"] == pytest.approx(cost)
     reported = sum(load["output_tokens"] for load in found["loads"])
-    assert served.metric("icc:generation_tokens_total") - tokens == reported + 4  # 2 + 2 to learn the tokenizer
+    assert served.metric("icc:generation_tokens_total") - tokens == reported + 4  # 2 + 2 learn the tokenizer
 
     page = (tmp_path / "out.html").read_text()
     assert page.count("<svg") in (2, 3) and page.count("<polyline") in (4, 6)  # none without times between tokens
@@ -87,10 +87,10 @@ def test_a_summary_by_hand() -> None:
     found = summarize("x", traces, Slo(ttft_ms=500, token_ms=50), price_per_hour=36.0)
     assert (found.requests, found.ok, found.errors) == (4, 2, {"429": 1, "ConnectionResetError": 1})
     assert found.seconds == 4.0 and found.output_tokens_per_s == 1.5 and found.input_tokens_per_s == 7.5
-    assert found.ttft_ms["p50"] == pytest.approx(600)  # 1,000 from when it was due, and 200
+    assert found.ttft_ms["p50"] == pytest.approx(600)  # 1,000 ms from the due time, and 200 ms
     assert found.inter_token_ms["p50"] == pytest.approx(200) and found.e2e_ms["p99"] == pytest.approx(1500, rel=0.02)
     assert found.goodput_share == 0.25 and found.cost_per_million_output_tokens == pytest.approx(0.04 / 6 * 1e6)
-    assert found.token_ms["p50"] == pytest.approx(50)  # 400 ms for 4 tokens, and none
+    assert found.token_ms["p50"] == pytest.approx(50)  # 400 ms for 4 tokens; the other answer has one token
 
 
 def test_prompts_have_the_wanted_lengths_and_share_their_beginning() -> None:

@@ -1,4 +1,4 @@
-"""`icc bench serve` reads the streams of other servers, as their sources write them; stubs speak each format.
+"""`icc bench serve` reads the streams of other servers; stubs write each format as in the servers' sources.
 
 vLLM: vllm-project/vllm, vllm/entrypoints/openai/completion/serving.py (030ea52effcb) and chat_completion/serving.py
 (5e918640d7b6). OpenVINO: openvinotoolkit/model_server, src/llm/servable.cpp (008bd83c5cd3) and
@@ -20,7 +20,7 @@ from icc.runtime.loadtest.load import tokens_per_word
 from icc.runtime.loadtest.summary import Slo, summarize
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
-# path, body -> status, content type, parts of the answer with pauses between them
+# path, body -> status, content type, parts of the answer, which are sent with pauses
 Answerer = Callable[[str, dict[str, Any]], tuple[int, str, list[bytes]]]
 
 
@@ -73,7 +73,7 @@ def check(trace: Trace, pieces: int) -> None:
 
 
 def test_vllm_completions() -> None:
-    """Events of several tokens; the last one has the reason, and a usage event without choices follows."""
+    """Events with several tokens; the last of them has the reason, and a usage event without choices follows."""
     usage = {"choices": [], "usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 5}}}
     trace = talk(stream(*events(text("a"), text("b c"), text("", "length"), usage)))
     check(trace, 2)
@@ -81,7 +81,7 @@ def test_vllm_completions() -> None:
 
 
 def test_vllm_chat_says_first_who_speaks() -> None:
-    """Its role event has empty content; reasoning models speak in `reasoning`, older ones in `reasoning_content`."""
+    """The event with the role has empty content; reasoning models use `reasoning`, older ones `reasoning_content`."""
     parts = events(
         delta(role="assistant", content=""),
         delta(reasoning="hm"),
@@ -94,7 +94,7 @@ def test_vllm_chat_says_first_who_speaks() -> None:
 
 
 def test_vllm_tokens_without_text_are_tokens() -> None:
-    """With ignore_eos a random model says special tokens, whose text is empty."""
+    """With ignore_eos a random model generates special tokens, whose text is empty."""
     parts = events(text(""), text(""), text(""), text("", "length"), {"choices": [], "usage": USAGE})
     check(talk(stream(*parts)), 4)
 
@@ -105,7 +105,7 @@ def test_vllm_fails_in_the_middle_of_a_stream() -> None:
 
 
 def test_openvino_below_v3() -> None:
-    """Its own base path, a handshake event before the first text, null usages, another object name, no ids."""
+    """A base path of its own, a handshake event before the first text, usages of null, another object name, no ids."""
     asked: list[str] = []
 
     def answer(path: str, body: dict[str, Any]) -> tuple[int, str, list[bytes]]:
@@ -113,7 +113,7 @@ def test_openvino_below_v3() -> None:
         if path == "/v3/models":
             listed = {"object": "list", "data": [{"id": "ov", "object": "model", "owned_by": "OVMS"}]}
             return 200, "application/json", [json.dumps(listed).encode()]
-        assert body["stream_options"] == {"include_usage": True}  # it refuses any other option
+        assert body["stream_options"] == {"include_usage": True}  # OpenVINO refuses any other option
         handshake = {**delta(role="assistant", content=None), "usage": None}
         more = [{**delta(content="several words"), "usage": None}, {**delta("length", content=" end"), "usage": None}]
         return 200, "text/event-stream", events(handshake, *more, {"choices": [], "usage": USAGE})
@@ -133,7 +133,7 @@ def test_openvino_refuses_in_its_own_form() -> None:
 
 
 def test_llama_cpp() -> None:
-    """Comments keep the connection alive; the usage of older ones comes with the last event; timings are ignored."""
+    """Comments keep the connection alive; older servers send the usage with the last event; timings are ignored."""
     last = {**text("", "length"), "usage": USAGE, "timings": {"prompt_n": 9}}
     whole = b"".join([b":\n\n", *events(text("a"), text("b")), b": ping\n\n"]).replace(b"data: [DONE]\n\n", b"")
     check(talk(stream(whole[:40], whole[40:], *events(last))), 2)
@@ -159,7 +159,8 @@ def test_a_server_that_does_not_stream_is_no_answer() -> None:
 
 
 def test_what_a_strict_server_refuses_is_left_out() -> None:
-    """As OpenAI itself refuses ignore_eos; without stream_options there is no usage, and pieces are counted."""
+    """Like OpenAI itself, the server refuses ignore_eos; without stream_options there is no usage, so that pieces are
+    counted."""
 
     def answer(path: str, body: dict[str, Any]) -> tuple[int, str, list[bytes]]:
         for name in ("ignore_eos", "stream_options"):

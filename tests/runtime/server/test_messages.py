@@ -1,4 +1,4 @@
-"""/v1/messages, by Anthropic's own client and by hand, on a model that counts: after byte b comes b + 1."""
+"""/v1/messages, by Anthropic's own client and by hand, on a model that counts: byte b is followed by b + 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("idle_after")
 FUNCTION = TOOLS[0]["function"]
 TOOL = {"name": FUNCTION["name"], "description": "d", "input_schema": FUNCTION["parameters"]}
 USER = {"role": "user", "content": "x"}
-SAID = "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+SAID = "\x0b\x0c\r"  # the bytes after a newline, the prompt's last byte
 
 
 @pytest.fixture

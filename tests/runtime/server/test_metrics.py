@@ -1,4 +1,5 @@
-"""Metrics as Prometheus reads them: each once, of its kind, and vLLM's names where they are wished for or routed by."""
+"""Metrics as Prometheus reads them: each once, with its type; and vLLM's names, all if asked for, those that routers
+need always."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from icc.runtime.server.engine.messages import AdapterStats, Ready, Report, Stat
 
 ROUTED_BY = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
-# of vLLM v1's metrics, those that this server has too, and their kinds
+# the metrics of vLLM v1 that this server has, too, and their types
 VLLM = {
     "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_perc": "gauge",
     "num_preemptions_total": "counter", "prompt_tokens_total": "counter", "generation_tokens_total": "counter",
@@ -25,7 +26,7 @@ VLLM = {
 
 
 def families(text: str, prefix: str) -> dict[str, str]:
-    """Kinds by name; a family that is there twice is an error."""
+    """The types of metrics by name; a family that occurs twice is an error."""
     found = re.findall(rf"^# TYPE {prefix}(\S+) (\S+)$", text, re.MULTILINE)
     assert len(dict(found)) == len(found)
     return dict(found)
@@ -36,12 +37,12 @@ def test_every_metric_is_there_once_and_named_by_its_kind() -> None:
     assert "_created" not in text and len(text.splitlines()) < 400
     kinds = families(text, "icc:")
     assert kinds["engine_restarts_total"] == "counter" and kinds["iteration_tokens"] == "histogram"
-    for name, kind in kinds.items():  # as promtool asks
+    for name, kind in kinds.items():  # as promtool requires
         assert (kind == "counter") == name.endswith("_total"), name
 
 
 def test_what_routers_read_stands_under_vllms_names() -> None:
-    """The model server protocol of the Gateway API inference extension, with two replicas of which one is ready."""
+    """The model server protocol of the Gateway API inference extension, with two replicas, one of which is ready."""
     metrics, pool = Metrics("m"), EnginePool([[], []])
     metrics.attach(pool)
     assert families(metrics.exposition().decode(), "vllm:") == dict.fromkeys(ROUTED_BY, "gauge")
@@ -71,7 +72,7 @@ def test_vllms_names_are_those_that_vllm_has() -> None:
 def test_counters_go_on_when_the_engine_is_started_again() -> None:
     metrics = Metrics("m")
     metrics.attach(EnginePool([[]]))
-    for steps in (3, 5, 1):  # the last is of a new process
+    for steps in (3, 5, 1):  # the last one is from a new process
         metrics.step(0, Report([], Stats(steps=steps, output_tokens=10 * steps), step_tokens=4, step_s=0.01))
     text = metrics.exposition().decode()
     assert 'icc:engine_steps_total{model_name="m"} 6.0' in text

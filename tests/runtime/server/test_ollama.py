@@ -22,7 +22,7 @@ from .conftest import Served, StartServer
 
 ollama = pytest.importorskip("ollama")
 USER = {"role": "user", "content": "x"}
-SAID = "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+SAID = "\x0b\x0c\r"  # the bytes after a newline, the prompt's last byte
 SHORT = {"num_predict": 3, "temperature": 0}
 VOCAB = 258
 
@@ -106,7 +106,7 @@ def test_options_are_those_of_the_sampler(client: Any) -> None:
 
 def test_what_is_not_given_is_sampled_as_ollama_does(chat_engine: Path, tmp_path: Path, write_engine: Any) -> None:
     body = {"model": "toy", "messages": [USER]}
-    greedy = open_model(chat_engine)  # its model says temperature 0
+    greedy = open_model(chat_engine)  # the model's own default is temperature 0
     asked = chat_request(msgspec.convert(body, OllamaChatRequest), greedy)
     assert asked.temperature == 0 and asked.top_k is None
     silent = open_model(write_engine(tmp_path / "toy.engine"))
@@ -236,7 +236,7 @@ def test_a_stream_that_fails_says_so_in_a_line(start_faulty: Callable[..., Serve
     with pytest.raises(ollama.ResponseError, match="the model failed on this request"):
         for line in client.generate("toy", "N", raw=True, options={"num_predict": 9, "temperature": 0}, stream=True):
             said.append(line.response)
-    assert said[0] == "O"  # it had begun
+    assert said[0] == "O"  # the answer had begun
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -270,11 +270,11 @@ def test_vectors(start: StartServer, write_engine: Callable[..., Path], tmp_path
     assert [i for i, x in enumerate(found.embeddings[0]) if x] == [ord("b"), ord("c")]
     assert client.embed("toy", "ab").embeddings == [found.embeddings[0]]
     assert len(client.embed("toy", "ab", dimensions=100).embeddings[0]) == 100
-    for nothing in ("", []):  # by which clients load a model
+    for nothing in ("", []):  # clients load a model by an empty request
         assert client.embed("toy", nothing).embeddings == [] == client.embeddings("toy", "").embedding
     plain = client.embeddings("toy", "ab").embedding
-    assert [plain[ord("b")], plain[ord("c")]] == [5, 5]  # as the model has it
-    assert client.embed("toy", "a" * 200).prompt_eval_count == 64  # cut, unless that is refused
+    assert [plain[ord("b")], plain[ord("c")]] == [5, 5]  # unscaled, as from the model
+    assert client.embed("toy", "a" * 200).prompt_eval_count == 64  # truncated by default
     with pytest.raises(ollama.ResponseError, match="maximum context length"):
         client.embed("toy", "a" * 200, truncate=False)
     assert client.show("toy").capabilities == ["embedding"]

@@ -1,4 +1,5 @@
-"""A conversation asked of the library and of the server: the engine is sent the same, and the answer read alike."""
+"""One conversation, given to the library and to the server: the engine gets equal requests, and answers are read
+alike."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ SCHEMA = {"type": "object", "properties": {"wet": {"type": "boolean"}}}
 
 
 class Rendered:
-    """A sandbox that renders and lowers here."""
+    """A sandbox that renders templates and lowers grammars in this process."""
 
     def __init__(self, source: TemplateSource) -> None:
         self._template = source.open()
@@ -49,7 +50,7 @@ class Rendered:
 
 
 class Sides:
-    """One model, asked from both sides."""
+    """One model behind the library and the server."""
 
     def __init__(self, manifest: Any, tokenizer: Tokenizer, name: str) -> None:
         source = TemplateSource(*CALL_TEMPLATES[name])
@@ -109,7 +110,7 @@ def test_a_conversation_becomes_one_query(sides: Sides, case: int) -> None:
     [submit] = job.submits
     assert list(submit.prompt) == list(query.token_ids)
     wanted = {name: getattr(query.params, name) for name in SamplingParams.__slots__}
-    wanted |= {"json_schema": None, "regex": None, "grammar": None}  # which the server has as a grammar only
+    wanted |= {"json_schema": None, "regex": None, "grammar": None}  # the server lowers them to a grammar
     assert {name: getattr(submit.params, name) for name in SamplingParams.__slots__} == wanted
     assert submit.grammar == (lowered(query.grammar) if query.grammar else "")
     assert (job.read is None) == (query.read is None)
@@ -121,7 +122,7 @@ def test_a_conversation_becomes_one_query(sides: Sides, case: int) -> None:
 
 
 def test_a_text_becomes_one_query_but_for_defaults(sides: Sides) -> None:
-    """Of completions the server says 16 tokens and temperature 1 where nothing is said, as OpenAI does."""
+    """By default a completion over HTTP has 16 tokens and temperature 1, as at OpenAI."""
     form = {"max_tokens": 5, "temperature": 0.5, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     query = sides.llm.prompting.query("ab", SamplingParams(**form, seed=1, regex="a+", stop=("x",)), {})  # type: ignore[arg-type]
     [submit] = sides.served(CompletionRequest, prompt="ab", **form, seed=1, guided_regex="a+", stop="x").submits

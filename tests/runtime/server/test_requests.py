@@ -1,4 +1,4 @@
-"""What clients send: fields of OpenAI and of vLLM, tools in their loops, limits in words."""
+"""Requests of clients: fields of OpenAI and of vLLM, agent loops with tools, limits in words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client(served: Served) -> openai.OpenAI:
 
 
 def refused(served: Served, **body: Any) -> dict[str, Any]:
-    """The error of a request that is refused with 400."""
+    """The error of a request, which must be refused with 400."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     reply = served.ask("POST", path, {"model": "toy", **body})
     assert reply.status == 400, reply.raw
@@ -49,7 +49,7 @@ class Trip(pydantic.BaseModel):
 
 
 def test_an_agent_loop_with_nested_models(served: Served, client: openai.OpenAI) -> None:
-    """The tool of a nested model has $defs; what comes back is replayed as the client dumps it."""
+    """The schema of a tool with a nested model has $defs; the answer is sent back as the client dumps it."""
     messages: list[Any] = [{"role": "user", "content": "x"}]
     fields = {"model": "toy", "tools": [openai.pydantic_function_tool(Trip)], **SAMPLED}
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_a_prompt_is_scored_without_an_answer(served: Served, client: openai.Ope
     assert choice.logprobs is not None and choice.logprobs.tokens == ["a", "b", "z"]
     first, likely, unlikely = choice.logprobs.token_logprobs or []
     assert first is None and likely > unlikely and answer.usage is not None and answer.usage.completion_tokens == 0
-    # a prompt that fills the context can be scored; nothing can follow it
+    # a prompt that fills the context can be scored, but not continued
     assert served.complete("a" * 4096, max_tokens=0, echo=True)["choices"][0]["text"] == "a" * 4096
 
 

@@ -1,4 +1,4 @@
-"""/v1/rerank of an engine that scores: the toy, whose last row is 10 at the byte after the last one of the document."""
+"""/v1/rerank of an engine that scores: the toy, whose last row is 10 at the byte after the document's last byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from icc.runtime.format.manifest import EmbeddingFacts
 
 from .conftest import StartServer
 
-BEST = "ends with a zero \0"  # its last row is 10 at place 1, which is the second label
+BEST = "ends with a zero \0"  # its last row is 10 at index 1, the second label
 GOOD = 1 / (1 + exp(-10))
 
 
@@ -29,7 +29,7 @@ def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start
     assert answer["usage"]["total_tokens"] == 3 + len("one" + BEST + "three") and answer["model"] == "toy"
     [one] = server.ask("POST", "/v1/rerank", body | {"top_n": 1, "return_documents": False}).json["results"]
     assert one == {"index": 1, "relevance_score": pytest.approx(GOOD)}
-    texts = {"query": "q", "texts": ["one", BEST]}  # as clients of text-embeddings-inference ask
+    texts = {"query": "q", "texts": ["one", BEST]}  # the form of text-embeddings-inference
     assert server.ask("POST", "/rerank", texts).json == [
         {"index": 1, "score": pytest.approx(GOOD)}, {"index": 0, "score": 0.5},
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start
 
 
 def test_types_reach_the_engine(write_engine: Callable[..., Path], start: StartServer, tmp_path: Path) -> None:
-    """The toy has no input for them, and says so."""
+    """The toy has no input for token types, so that it refuses the request."""
     facts = EmbeddingFacts("last", False, 258, scores="sigmoid", types_input="kind")
     engine = write_engine(tmp_path / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
     refused = start(engine=engine).ask("POST", "/v1/rerank", {"model": "toy", "query": "q", "documents": ["one"]})

@@ -1,4 +1,4 @@
-"""/v1/responses, by the official client and by hand, on a model that counts: after byte b comes b + 1."""
+"""/v1/responses, by the official client and by hand, on a model that counts: byte b is followed by b + 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .test_structured import TOOLS
 
 pytestmark = pytest.mark.usefixtures("idle_after")
 TOOL = {"type": "function", **TOOLS[0]["function"]}
-SAID = "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+SAID = "\x0b\x0c\r"  # the bytes after a newline, the prompt's last byte
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_images_are_refused_in_words(served: Served) -> None:
 
 
 def ask_over(socket: ClientConnection, **fields: Any) -> list[Any]:
-    """The events of one turn."""
+    """The events of one turn over a WebSocket."""
     socket.send(json.dumps({"type": "response.create", "model": "toy", "max_output_tokens": 3, **fields}))
     events: list[Any] = []
     while not events or events[-1]["type"] not in ("error", "response.incomplete", "response.completed"):
@@ -108,7 +108,7 @@ def test_responses_over_a_websocket(served: Served) -> None:
             first[0]["type"] == "response.created" and first[-1]["response"]["output"][0]["content"][0]["text"] == SAID
         )
         before = first[-1]["response"]["id"]
-        assert served.ask("GET", f"/v1/responses/{before}").status == 404  # it is kept for this connection only
+        assert served.ask("GET", f"/v1/responses/{before}").status == 404  # kept for this connection only
         second = ask_over(socket, input="y", store=False, previous_response_id=before)
         assert second[-1]["response"]["usage"]["input_tokens"] > first[-1]["response"]["usage"]["input_tokens"]
         orphan = [{"type": "function_call_output", "call_id": "none", "output": "1"}]
@@ -124,7 +124,7 @@ def test_responses_over_a_websocket(served: Served) -> None:
         assert ask_over(socket, input="x", previous_response_id=before)[0]["type"] == "error"
         assert ask_over(socket, input="x", previous_response_id=stored)[-1]["type"] == "response.incomplete"
         socket.send(json.dumps({"type": "response.create", "model": "toy", "input": "x", "max_output_tokens": 4000}))
-        socket.recv(30)  # and go: what runs for it ends
+        socket.recv(30)  # then disconnect: the request ends
     served.wait_until(served.idle)
 
 
@@ -262,6 +262,6 @@ def test_the_store_is_bounded_and_keeps_clients_apart() -> None:
         with pytest.raises(HttpError) as error:
             store.find(client, name)
         assert error.value.status == 404
-    store.add("a", response("big", "x" * 10 * size), [], 0)  # more than there is room for: everything goes
+    store.add("a", response("big", "x" * 10 * size), [], 0)  # larger than the store: everything is dropped
     with pytest.raises(HttpError):
         store.find("a", "big")

@@ -1,4 +1,4 @@
-"""Replicas with roles: some compute long prompts, and others answer them."""
+"""Replicas with roles: some compute long prompts, others answer them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from icc.runtime.server.engine.step_costs import Costs, Placement, StepCosts, pl
 
 from .conftest import Served, StartServer
 
-LONG = "".join(chr(97 + number % 8) for number in range(400))  # tokens, of which a step takes 64
+LONG = "".join(chr(97 + number % 8) for number in range(400))  # 400 tokens; a step takes 64
 COSTS = Costs(prompt=0.001, taken=0.0001, step=0.02, unit=32, step_tokens=64)
 
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers have every prompt computed by the first role, as if it always paid."""
+    """Let the first role compute every prompt, as if it always paid."""
     monkeypatch.setenv("ICC_MOVE_ALWAYS", "1")
 
 
 def of_replica(server: Served, name: str) -> list[float]:
-    """A metric of each replica, the one that computes prompts first."""
+    """The values of a metric by replica; the one that computes prompts is first."""
     text = server.ask("GET", "/metrics").raw.decode()
     found = [line for line in text.splitlines() if line.startswith(f"icc:replica_{name}{{")]
     return [float(line.rsplit(" ", 1)[1]) for line in sorted(found, key=lambda line: line.split('replica="')[1])]
 
 
 def taken(server: Served) -> float:
-    """Prompt tokens that the replica which answers found in its cache."""
+    """How many prompt tokens the answering replica has found in its cache."""
     return of_replica(server, "prefix_cache_hits_total")[1]
 
 
 def measured(server: Served) -> None:
-    """The server knows what a prompt costs."""
+    """Let the server measure the cost of a prompt."""
     server.complete(LONG[::-1], max_tokens=1)
 
 
@@ -49,8 +49,9 @@ def measured(server: Served) -> None:
 
 
 def placed(tokens: int, *loads: tuple[int, int], come: float = 0.0, best: int = 1) -> Placement:
-    """Where a prompt goes among replicas, each with tokens that wait and sequences that go on there, of which the first
-    computes for the others; the router's choice is `best`, and every replica gets `come` prompts per second."""
+    """The placement of a prompt of `tokens` tokens. loads: waiting tokens and decoding sequences of each replica; the
+    first one computes prompts for others. best: the router's choice. come: prompts per second that each replica
+    gets."""
     measured = [StepCosts() for _ in loads]
     for one in measured:
         for _ in range(round(30 * come)):
@@ -64,16 +65,16 @@ def placed(tokens: int, *loads: tuple[int, int], come: float = 0.0, best: int = 
 
 def test_a_prompt_goes_where_all_wait_the_least() -> None:
     idle = (0, 0)
-    assert placed(64, idle, (0, 8)) == Placement(1, None, 64)  # they wait for one step wherever it runs
-    assert placed(4000, idle, idle) == Placement(0, None, 4000)  # which has nothing to do, and answers, too
+    assert placed(64, idle, (0, 8)) == Placement(1, None, 64)  # it takes one step on any replica
+    assert placed(4000, idle, idle) == Placement(0, None, 4000)  # replica 0 is idle, and answers, too
     assert placed(4000, (0, 2), (0, 1), best=0) == Placement(1, None, 4000)
-    assert placed(4000, (48, 0), (0, 1)) == Placement(0, None, 4000)  # a short prompt slows nobody down
-    assert placed(4000, (4000, 0), idle) == Placement(1, None, 4000)  # nobody comes
-    assert placed(4000, (4000, 0), idle, come=0.5) == Placement(1, 0, 4000)  # who comes finds one that is free
-    assert placed(4000, (4000, 0), idle, idle, come=0.5) == Placement(1, None, 4000)  # and does here, too
+    assert placed(4000, (48, 0), (0, 1)) == Placement(0, None, 4000)  # a short prompt delays no one
+    assert placed(4000, (4000, 0), idle) == Placement(1, None, 4000)  # no other prompts arrive
+    assert placed(4000, (4000, 0), idle, come=0.5) == Placement(1, 0, 4000)  # new prompts find a free replica
+    assert placed(4000, (4000, 0), idle, idle, come=0.5) == Placement(1, None, 4000)  # and in this case, too
     assert placed(4000, (4000, 0), (0, 4)) == Placement(1, 0, 4000)
     assert placed(4000, idle, (4000, 0), come=0.8, best=0) == Placement(1, None, 4000)
-    assert placed(4000, (0, 1), (0, 0), come=0.8) == Placement(0, None, 4000)  # the other is kept for who comes
+    assert placed(4000, (0, 1), (0, 0), come=0.8) == Placement(0, None, 4000)  # the other one is kept for new prompts
     assert placed(4000, (4000, 0), (4000, 0), come=0.5).computes in (0, None)
 
 
@@ -88,8 +89,8 @@ def test_what_is_known_of_costs_decides() -> None:
 
     assert computed(COSTS) == 0
     assert computed(None) is None and computed(COSTS, prefills=0) is None
-    assert computed(COSTS, here=1000) is None  # here its beginning is cached
-    slow = Costs(prompt=0.001, taken=0.005, step=0.02, unit=32)  # to take it costs more than to compute it
+    assert computed(COSTS, here=1000) is None  # the beginning is cached here
+    slow = Costs(prompt=0.001, taken=0.005, step=0.02, unit=32)  # taking the KV costs more than computing it
     assert computed(slow) is None
 
 
@@ -108,16 +109,16 @@ def test_costs_are_those_that_were_measured() -> None:
     assert costs.arrivals(100) == pytest.approx(2, rel=0.1) and costs.arrivals(400) < 0.01
     costs.taken.add(1000, 0.05)
     assert Costs.of([costs], 32).taken == pytest.approx(5e-5)  # type: ignore[union-attr]
-    for _ in range(300):  # the machine has become slower
+    for _ in range(300):  # the machine is slower now
         costs.prompt.add(512, 0.5)
     assert costs.prompt.seconds == pytest.approx(0.5 / 512, rel=0.01)
 
 
-# -- a server of such ------------------------------------------------------------------------------------------------
+# -- servers with roles ---------------------------------------------------------------------------------------------
 
 
 def test_a_server_moves_nothing_that_does_not_pay(start_faulty: StartServer) -> None:
-    """The replica that computes prompts answers, too, while none is in the way."""
+    """The replica that computes prompts also answers them, while it has nothing else to do."""
     server = start_faulty("none", replicas=2, prefill_replicas=1)
     measured(server)
     chat = server.stream("a", max_tokens=400)
@@ -134,16 +135,16 @@ def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_fa
     began = time.time()
     server = start_faulty("none", replicas=2, prefill_replicas=1)
     measured(server)
-    assert of_replica(server, "generation_tokens_total")[0] == 0  # nobody was kept waiting: it stayed
+    assert of_replica(server, "generation_tokens_total")[0] == 0  # no other request waited: the prompt stayed
     whole = server.complete(LONG, max_tokens=8)["choices"][0]["text"]
     before = taken(server)
-    chat = server.stream("a", max_tokens=400)  # it outlasts what follows, also where the machine is busy
+    chat = server.stream("a", max_tokens=400)  # it runs longer than the requests below, also on a busy machine
     chat.event()
     for number in range(3):
         prompt = f"{number}" + LONG
         assert server.complete(prompt, max_tokens=8, n=2)["choices"][1]["text"] == whole
     assert taken(server) - before >= 3 * 396
-    assert of_replica(server, "generation_tokens_total")[0] == 4  # one each, which nobody gets
+    assert of_replica(server, "generation_tokens_total")[0] == 4  # one token for each prompt, which no client gets
     short = of_replica(server, "prompt_tokens_total")[0]
     assert server.complete("abc", max_tokens=4)["choices"][0]["text"] == "defg"
     assert of_replica(server, "prompt_tokens_total")[0] == short  # it stays
@@ -153,7 +154,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_answered_beside_a_chat(start_fa
 
 
 def check_nothing_is_left(server: Served, since: float) -> None:
-    """No file of KV that this user's engines have made since then stays; those of other tests go by themselves."""
+    """Wait until no file of KV remains that this user's engines have made since then; other tests remove theirs."""
     server.wait_until(lambda: not [path for path in Path("/dev/shm").glob("icc-kv-*") if is_ours(path, since)])
 
 
@@ -167,8 +168,8 @@ def is_ours(path: Path, since: float) -> bool:
 @pytest.mark.usefixtures("moves")
 @pytest.mark.parametrize("victim", [0, 1], ids=["prefill", "decode"])
 def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: StartServer) -> None:
-    """While prompts are computed by one and a chat is answered by the other; the chat alone, which had begun, ends with
-    an error where its own replica dies."""
+    """One replica computes prompts while the other answers a chat. Only the chat, which had begun, ends with an error,
+    and only if its own replica dies."""
     server = start_faulty("none", replicas=2, prefill_replicas=1)
     measured(server)
     expected = server.complete(LONG, max_tokens=4)["choices"][0]["text"]
@@ -184,7 +185,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
     before = of_replica(server, "prompt_tokens_total")[0]
     for thread in asking:
         thread.start()
-    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)  # it has one of them at least
+    server.wait_until(lambda: of_replica(server, "prompt_tokens_total")[0] > before)  # at least one is there
     os.kill(server.engine_pids[victim], signal.SIGKILL)
     for thread in asking:
         thread.join()
@@ -197,7 +198,7 @@ def test_no_accepted_request_is_lost_with_a_replica(victim: int, start_faulty: S
 
 @pytest.mark.usefixtures("moves")
 def test_a_role_that_hangs_is_done_without(start_faulty: StartServer) -> None:
-    """The prompt that it computes is answered, and the chat beside it goes on; the process is started again."""
+    """The prompt being computed there is answered, and a chat beside it continues; the process is restarted."""
     server = start_faulty("none", replicas=2, prefill_replicas=1, watchdog_s=1.5)
     measured(server)
     expected = server.complete(LONG, max_tokens=4)["choices"][0]["text"]
@@ -216,7 +217,7 @@ def test_a_role_that_hangs_is_done_without(start_faulty: StartServer) -> None:
 
 
 def taken_files(server: Served) -> list[str]:
-    """Files of KV that the replica which answers has open, also those that are removed."""
+    """Files of KV that the answering replica has open, including removed ones."""
     folder, found = Path(f"/proc/{server.engine_pids[1]}/fd"), list[str]()
     for number in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -226,7 +227,7 @@ def taken_files(server: Served) -> list[str]:
 
 @pytest.mark.usefixtures("moves")
 def test_what_nobody_waits_for_is_let_go_under_load(start_faulty: StartServer) -> None:
-    """A replica that has a sequence all the time keeps no file of prompts whose clients have gone."""
+    """A replica that always has a running sequence still drops the files of prompts whose clients have gone."""
     server = start_faulty("slow", replicas=2, prefill_replicas=1)
     measured(server)
     chat = server.stream("a", max_tokens=480)

@@ -1,4 +1,4 @@
-"""Which replica a prompt goes to."""
+"""The choice of a replica for a prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_conversation_stays_where_its_beginning_is() -> None:
     router = Router()
     router.ran(1, keys(PROMPT), 10_000)
     assert choose(router, (*PROMPT, 1, 2, 3), IDLE) == (1, 3)
-    assert choose(router, PROMPT, IDLE) == (1, 1)  # something is always computed
+    assert choose(router, PROMPT, IDLE) == (1, 1)  # at least one token is always computed
     assert choose(router, (*PROMPT[: 3 * CHUNK + 5], 7), IDLE) == (1, 6)
     assert choose(router, (9, *PROMPT), IDLE) == (0, len(PROMPT) + 1)
     router.forget(1)
@@ -48,7 +48,7 @@ def test_not_where_others_wait_longer_than_computing_takes() -> None:
     assert choose(router, PROMPT, [load(0), load(1, waiting=200)])[0] == 1
     assert choose(router, PROMPT, [load(0), load(1, waiting=2 * len(PROMPT))])[0] == 0
     assert choose(router, PROMPT, [load(0), load(1, sequences=9)])[0] == 0  # its batch is full
-    assert choose(router, PROMPT, [load(0), load(1, usage=0.95)])[0] == 0  # its cache, too
+    assert choose(router, PROMPT, [load(0), load(1, usage=0.95)])[0] == 0  # its cache is almost full
 
 
 def test_the_least_load_where_nobody_knows_it() -> None:
@@ -66,7 +66,7 @@ def test_what_may_not_share_blocks_has_other_keys() -> None:
 def test_a_replica_remembers_as_much_as_its_cache_holds() -> None:
     router = Router()
     router.ran(0, keys(PROMPT), 4 * CHUNK)
-    assert choose(router, PROMPT, [load(0)])[1] == 6 * CHUNK  # the end was forgotten first
+    assert choose(router, PROMPT, [load(0)])[1] == 6 * CHUNK  # the end of the prompt was dropped first
     router.ran(0, keys(tuple(range(5000, 5000 + 4 * CHUNK))), 4 * CHUNK)
     assert choose(router, PROMPT, [load(0)])[1] == len(PROMPT)
 
@@ -96,7 +96,7 @@ def test_cores_and_memory_are_divided(toy_manifest: Callable[..., Manifest]) -> 
     [first, second] = replica_loads(LoadOptions("e", kv_bytes=100), manifest, 2, None)
     assert first == second and first.kv_bytes == 100 and first.threads
     shares = [replica_loads(LoadOptions("e"), manifest, count, None)[0].kv_bytes or 0 for count in (2, 4)]
-    assert 1.5 < shares[0] / shares[1] < 3  # of what is free, which changes meanwhile
+    assert 1.5 < shares[0] / shares[1] < 3  # shares of the free memory, which changes meanwhile
     assert replica_loads(LoadOptions("e"), manifest, 1, None) == [LoadOptions("e")]
     with pytest.raises(UsageError, match="--cores 0-1 has 2 cores for 3 replicas"):
         cores("0-1", 3)

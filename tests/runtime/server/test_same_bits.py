@@ -1,4 +1,4 @@
-"""RELIABILITY R7 over HTTP: a compiled engine answers a request with the same bits alone and among others."""
+"""RELIABILITY R7 over HTTP: a compiled engine gives the same bits for a request alone and among others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compiled(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def answer(server: Served, prompt: list[int], tokens: int) -> str:
-    """Texts and log-probabilities of an answer, digit by digit; a token's word is its id."""
+    """Texts and log-probabilities of an answer, with all digits; a token's word is its id."""
     found = server.complete(prompt, max_tokens=tokens, temperature=0, logprobs=3, ignore_eos=True)["choices"]
     return json.dumps([(choice["text"], choice["logprobs"]) for choice in found])
 
@@ -54,7 +54,7 @@ def test_the_same_bits_alone_and_among_random_neighbours(compiled: Served) -> No
         chance = random.Random(seed)
         prompt = shared[: chance.choice([0, 25])] + [chance.randrange(3, 120) for _ in range(chance.randrange(1, 40))]
         fields = {"max_tokens": chance.randrange(1, 40), "temperature": chance.choice([0, 1.5]), "seed": seed}
-        if chance.random() < 0.3:  # goes in the middle of it
+        if chance.random() < 0.3:  # disconnects in the middle of the answer
             stream = compiled.stream("w5 w6", **fields)
             stream.event()
             stream.drop(reset=True)

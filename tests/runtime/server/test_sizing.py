@@ -1,4 +1,4 @@
-"""`icc plan --traffic`: simulated fleets of replicas, on the scheduler that serves."""
+"""`icc plan --traffic`: simulates fleets of replicas, with the scheduler of the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = StepTable(
 
 
 def step(*sequences: tuple[int, int, int]) -> ScheduledBatch:
-    """A step of sequences: tokens, start, and how many tokens the prompt has."""
+    """A step of sequences, each as (tokens in the step, position of the first one, tokens of the prompt)."""
     return ScheduledBatch(
         tuple(ScheduledSequence(n, (0,) * one[0], one[1], ((),), 1, prompt=one[2]) for n, one in enumerate(sequences))
     )
@@ -54,13 +54,13 @@ def test_a_request_alone_takes_its_steps() -> None:
 def test_what_is_cached_is_not_computed() -> None:
     traffic = [Arrival(at, 512, 1, "system", 480) for at in (0.0, 5.0, 10.0)]
     firsts = [served.first for served in simulate(TABLE, traffic, Fleet(2))]
-    assert firsts[0] == pytest.approx(0.52) and firsts[1] == firsts[2] == pytest.approx(0.036)  # and routed there
+    assert firsts[0] == pytest.approx(0.52) and firsts[1] == firsts[2] == pytest.approx(0.036)  # and sent there
     apart = [msgspec.structs.replace(one, prefix=str(number)) for number, one in enumerate(traffic)]
     assert [served.first for served in simulate(TABLE, apart, Fleet(2))] == pytest.approx([0.52] * 3)
 
 
 def mixed(chats: int = 40) -> list[Arrival]:
-    """Chats all the time, and a long prompt every second."""
+    """`chats` chats, ten per second, and long prompts after 1, 2 and 3 s."""
     found = [Arrival(0.1 * number, 16, 60) for number in range(chats)]
     return sorted([*found, *(Arrival(float(at), 1500, 4) for at in range(1, 4))], key=lambda one: one.time)
 
@@ -73,7 +73,8 @@ CORE = StepTable(
 
 
 def p99s(fleet: Fleet, long: int, every: float, chats_per_s: float = 0.7) -> tuple[float, float]:
-    """Seconds between tokens of chats and to their first one, among `long` prompts at once of 4,000 tokens."""
+    """The 99th percentiles of chats in seconds: time between tokens, and time to the first token. long: how many
+    prompts of 4,000 tokens arrive at once, after each `every` seconds."""
     source, traffic, at = random.Random(0), list[Arrival](), 0.0
     while at < 180:
         traffic.append(Arrival(at, 48, 96))
@@ -87,8 +88,9 @@ def p99s(fleet: Fleet, long: int, every: float, chats_per_s: float = 0.7) -> tup
 
 @pytest.mark.parametrize("chats_per_s", [0.7, 1.0])
 def test_roles_are_no_worse_than_none_where_one_long_prompt_runs_at_a_time(chats_per_s: float) -> None:
-    """Two cores, of which a role would take one: the prompt is answered where it is computed, and chats have both. At
-    one chat per second 0.9 % of their steps hold another chat's prompt: with anything more it were 1 %, and p99."""
+    """On two cores, one of which a role would take: a long prompt is answered where it is computed, so that chats have
+    both. At one chat per second, 0.9 % of the chats' steps hold another chat's prompt; a little more would be 1 %, and
+    decide p99."""
     plain, roles = p99s(Fleet(2), 1, 30, chats_per_s), p99s(Fleet(2, 1), 1, 30, chats_per_s)
     assert roles[0] <= 1.05 * plain[0] and roles[1] <= 1.1 * plain[1]
 
@@ -99,7 +101,7 @@ def test_roles_keep_long_prompts_that_overlap_from_chats() -> None:
 
 
 def test_who_gives_kv_does_nothing_else_meanwhile() -> None:
-    """Two long prompts, of which one queues behind the other: what it takes to give the KV comes on top."""
+    """Two long prompts, one of which waits for the other: the time to give the KV is added."""
     traffic = [Arrival(0.0, 48, 1), *[Arrival(0.5 + 0.2 * n, 48, 30) for n in range(20)]]
     traffic += [Arrival(2.0, 4000, 4)] * 2
     traffic.sort(key=lambda one: one.time)
@@ -126,12 +128,12 @@ def test_the_fewest_replicas_that_keep_the_level() -> None:
     assert best(size(TABLE, mixed(), loose, 4), loose).fleet == Fleet(1)
     hopeless = ServiceLevel(ttft=1e-6, itl=1e-6)
     assert not best(size(TABLE, mixed(4), hopeless, 2), hopeless).meets
-    fixed = msgspec.structs.replace(TABLE, taken=None)  # whose KV cannot move
+    fixed = msgspec.structs.replace(TABLE, taken=None)  # an engine whose KV cannot be moved
     assert all(one.fleet.prefills == 0 for one in size(fixed, mixed(4), hopeless, 3))
 
 
 def test_a_table_is_measured_on_an_engine(toy_manifest: Any, tmp_path: Path) -> None:
-    """Every field, and the file has all of them; the fake device's steps take what its clock says."""
+    """Every field is measured, and written to the file; the steps of the fake device take real time."""
     executor = FakeExecutor(max_batch_size=4, max_step_tokens=32, num_blocks=256, max_logit_rows=32)
     with LLM(toy_manifest(), executor) as llm:
         table = calibrate(llm)

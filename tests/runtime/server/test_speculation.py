@@ -1,4 +1,4 @@
-"""`--spec` of `icc serve` and `icc batch`: guesses reach the engine process, save steps and change no answer."""
+"""`--spec` of `icc serve` and `icc batch`: the engine process makes guesses, which save steps and change no answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from .conftest import Served, StartServer
 
-# the toy counts upwards, which an earlier part of the prompt shows: n-grams guess right until the alphabet ends
+# the toy counts upwards, as an earlier part of the prompt shows: n-grams guess right until the alphabet ends
 PROMPTS = [string.ascii_lowercase + string.ascii_lowercase[:n] for n in (3, 4, 5, 6)]
 GREEDY = {"max_tokens": 16, "temperature": 0, "logprobs": 1}
 SAMPLED = {"max_tokens": 16, "temperature": 1.5, "seed": 7, "n": 2}
 
 
 def answers(server: Served, fields: dict) -> list[list[str]]:
-    """The texts of all prompts, asked at once."""
+    """The texts of the answers to all prompts, which are sent at once."""
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda prompt: server.complete(prompt, **fields), PROMPTS))
     return [[choice["text"] for choice in answer["choices"]] for answer in found]
@@ -29,7 +29,7 @@ def answers(server: Served, fields: dict) -> list[list[str]]:
 
 @pytest.mark.parametrize("drafter", ["ngram", "draft"])
 def test_served_guesses_change_nothing(drafter: str, served: Served, start: StartServer, chat_engine: Path) -> None:
-    """And those that cost little save steps; an engine as large as the one that it drafts for does not pay."""
+    """Cheap guesses also save steps; guesses of a draft engine as large as the target engine do not pay."""
     server = start("--spec", f"draft:{chat_engine}" if drafter == "draft" else drafter)
     for fields in (GREEDY, SAMPLED):
         assert answers(server, fields) == answers(served, fields)
@@ -38,7 +38,7 @@ def test_served_guesses_change_nothing(drafter: str, served: Served, start: Star
     assert "".join(event["choices"][0]["text"] for event in events) == answers(served, GREEDY)[0][0]
     assert server.metric("icc:generation_tokens_total") - tokens == 16
 
-    def saved() -> bool:  # whether guesses are made is up to the clock, so not in every request
+    def saved() -> bool:  # timing decides whether guesses are made, so not in every request
         server.complete(PROMPTS[0], **GREEDY)
         done = server.metric("icc:generation_tokens_total") - tokens
         return server.metric("icc:engine_steps_total") - steps < done

@@ -1,4 +1,4 @@
-"""Grammars and tool calls: what they allow is what comes, and hostile ones are refused (RELIABILITY S5)."""
+"""Grammars and tool calls: answers follow them, and hostile grammars are refused (RELIABILITY S5)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PERSON = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_json_follows_its_schema(served: Served, seed: int) -> None:
-    """Whatever the client says of where a text ends."""
+    """Stop strings and stop tokens of the client do not end it early."""
     stops = {"stop": ["a", "1"], "stop_token_ids": [ord('"')]} if seed % 2 else {}
     value = json.loads(constrained(served, schema(PERSON), temperature=30, seed=seed, **stops))
     assert set(value) == {"name", "age", "kind", "tags"} and len(value["name"]) <= 6
@@ -158,7 +158,7 @@ def test_a_tool_that_must_be_called_is_called(served: Served, choice: Any) -> No
     events = served.chat("x", stream=True, **fields)
     deltas = [event["choices"][0]["delta"] for event in events]
     streamed = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
-    assert {piece["index"] for piece in streamed} == {0} and len(streamed) > 2  # arguments come in pieces
+    assert {piece["index"] for piece in streamed} == {0} and len(streamed) > 2  # arguments are streamed in pieces
     named = [piece["function"]["name"] for piece in streamed if "name" in piece["function"]]
     assert named == [call["function"]["name"]] and streamed[0]["type"] == "function" and "id" not in streamed[1]
     assert "".join(piece["function"]["arguments"] for piece in streamed) == call["function"]["arguments"]

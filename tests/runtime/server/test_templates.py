@@ -158,7 +158,7 @@ SEEING = (
 
 
 def test_a_template_that_takes_lists_alone_shows_texts_too() -> None:
-    """As in vLLM: models that also see have such templates, which would show nothing of a text."""
+    """As in vLLM: templates of vision models accept only lists of parts, and would omit a plain text."""
     parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CONVERSATIONS["turns"]]
     wanted = transformers_renders(SEEING, parts, {})
     template = ChatTemplate(SEEING, {})
@@ -178,7 +178,7 @@ BOMBS = [
 
 
 def test_a_grammar_that_takes_long_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither conversations nor another grammar: the first process hangs, for as long as anybody likes."""
+    """Neither conversations nor other grammars wait: the first process hangs, without a time limit."""
     monkeypatch.setattr("icc.runtime.server.api.sandbox.SECONDS", 1000.0)
     schema = of_schema({"type": "integer"})
 

@@ -1,4 +1,4 @@
-"""Marked answers over HTTP: by the request's own field, and of a server that marks every one."""
+"""Watermarked answers over HTTP: by a field of the request, and by a server that marks every answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .conftest import Served, StartServer
 
 VOCAB = 258
 MARK = {"key": 9, "bias": 8}
-# one byte per token: the answer's bytes are its tokens
+# one token per byte: the answer's bytes are its tokens
 HOT: dict[str, Any] = {"max_tokens": 80, "temperature": 30, "seed": 3, "allowed_token_ids": list(range(32, 127))}
 
 

@@ -40,7 +40,7 @@ from icc.runtime.server.engine.worker import Worker
 
 
 class Peer:
-    """The HTTP process's side, and the worker, one turn at a time."""
+    """The HTTP process's end of the socket, and the worker, one turn at a time."""
 
     def __init__(self, manifest: Any, executor: FakeExecutor) -> None:
         self.socket, theirs = socket.socketpair()
@@ -150,7 +150,7 @@ def test_prompt_logprobs_come_before_the_answer(peer: Callable[..., Peer]) -> No
 
 
 def test_a_deadline_holds_in_the_engine(peer: Callable[..., Peer]) -> None:
-    """Whatever the HTTP process does: for what runs, what waits, and what is scored."""
+    """Independent of the HTTP process: for requests that run, that wait, and that are scored."""
     side = peer(max_batch_size=2)
     late = [msgspec.structs.replace(submit(number, n=2, max_tokens=40), deadline=0.0) for number in (1, 2)]
     late.append(msgspec.structs.replace(submit(3, (5, 6, 9)), prompt_logprobs=1, deadline=0.0))
@@ -186,7 +186,7 @@ def test_wrong_books_are_made_anew_and_counted(peer: Callable[..., Peer], monkey
     side.send(submit(1))
     side.until_idle()
     assert side.turn()[-1].stats.healed == 0
-    side.llm.loop.scheduler.kv.groups[0].pool.allocate(3)  # blocks that nobody will ever release
+    side.llm.loop.scheduler.kv.groups[0].pool.allocate(3)  # lost blocks
     assert side.turn()[-1].stats.healed == 1
     assert side.turn()[-1].stats == msgspec.structs.replace(side.turn()[-1].stats, healed=1, blocks_used=0)
     side.send(submit(2))
@@ -204,13 +204,14 @@ def test_a_peer_that_goes_ends_the_worker(peer: Callable[..., Peer]) -> None:
 
 
 def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
-    """An idle one too. What a request fails of by that is not said of it: the server runs it again elsewhere."""
+    """Also if it is idle. A request that fails because of it is not reported as failed: the server runs it again
+    elsewhere."""
     side = peer()
     side.worker._ranks = group = SimpleNamespace(lost="", halted=False, pids=[])
     side.worker._driver.adapters = SimpleNamespace(place=fails, salt_of=lambda *given: (b"", 0), wait=time.sleep)
     side.send(msgspec.structs.replace(submit(1), adapter="a"))
     [failed] = [message for message in side.turn() if isinstance(message, Failed)]
-    assert failed.status == 500  # of an adapter that cannot be written, and all ranks are there
+    assert failed.status == 500  # the adapter cannot be written, but all ranks are alive
     group.lost = "rank 1 has ended with -9"
     with pytest.raises(SystemExit):
         side.turn()
@@ -222,7 +223,7 @@ def test_a_lost_rank_ends_the_engine_process(peer: Callable[..., Peer]) -> None:
 
 
 def test_a_fault_that_says_all_is_logged_in_a_line(peer: Callable[..., Peer], caplog: pytest.LogCaptureFixture) -> None:
-    """A draft engine that has lost a rank, for instance, without which answers go on."""
+    """For instance a draft engine has lost a rank; answers continue without it."""
     told = peer().worker._driver.loop.on_fault
     told(DeviceError("rank 1 has ended with -9", ""))
     told(KeyError("a gap"))
@@ -234,7 +235,8 @@ def test_a_fault_that_says_all_is_logged_in_a_line(peer: Callable[..., Peer], ca
 def test_an_engine_of_a_stopped_rank_does_not_say_that_it_lives(
     peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle, or with a request that waits for its adapter: the server ends it then. What has come is said."""
+    """No heartbeat is sent, whether it is idle or a request waits for its adapter, so that the server ends it. Tokens
+    that are ready are still sent."""
     monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.0)
     side = peer()
     side.worker._ranks = group = SimpleNamespace(lost="", halted=True, pids=[])
@@ -249,7 +251,7 @@ def test_an_engine_of_a_stopped_rank_does_not_say_that_it_lives(
 
 
 def fails(group: Any = None, *given: Any) -> None:
-    """What is asked of a rank that is gone fails; of a group, from now on."""
+    """Fail as a call to a lost rank does. group: from now on its rank is lost."""
     if isinstance(group, SimpleNamespace):
         group.lost = "rank 1 has ended with -9"
     raise DeviceError("rank 1 has ended with -9: its part of the model is gone")
@@ -267,7 +269,8 @@ def test_frames_come_whole_however_they_are_cut() -> None:
 
 
 def test_reading_a_message_takes_no_more_memory_than_it_has() -> None:
-    """Room for the most that may come, taken for every message, makes a process grow for ever."""
+    """A buffer for the largest possible message, allocated for every message, would make the process grow without
+    end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         frames, sent = SocketFrames(theirs), submit(1, (5,) * 100)
@@ -288,7 +291,7 @@ def test_reading_a_message_takes_no_more_memory_than_it_has() -> None:
 def test_kv_that_nobody_takes_is_removed(
     toy_manifest: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a prompt that is cancelled before it begins, and, while others run, what is old."""
+    """The file of a prompt that is cancelled before it begins; and old files, while others run."""
     monkeypatch.setattr(kv_transfer, "KV_FOLDER", tmp_path)
     peer, params = Peer(toy_manifest(), FakeExecutor()), SamplingParams(max_tokens=50, temperature=0)
     names = [new_kv_name() for _ in range(2)]
@@ -318,7 +321,7 @@ def test_kv_of_a_prompt_that_was_given_up_is_let_go(
 
 
 def _descriptor(path: Path) -> str | None:
-    """Of a file that this process has open."""
+    """The number of this process's file descriptor for the path; None if there is none."""
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}") == str(path):

@@ -1,4 +1,4 @@
-"""A server with gRPC, and its client by the generated stubs, as routers have them."""
+"""A server with gRPC, and its client by the generated stubs, as in routers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVICE = "vllm.grpc.engine.VllmEngine"
 
 
 def grpc_address(server: Served) -> str:
-    """Where a server that was started with --grpc-port says that it listens, in its second line."""
+    """The gRPC address that a server prints in its second line if it was started with --grpc-port."""
     assert server.process.stdout is not None
     line = server.process.stdout.readline()
     assert line.startswith("serving gRPC on 127.0.0.1:"), (line, server.log.read_text())
@@ -26,7 +26,7 @@ def grpc_address(server: Served) -> str:
 
 
 class Client:
-    """The stub of a server's service."""
+    """The stubs of a server's services."""
 
     def __init__(self, server: Served, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.address = grpc_address(server)

@@ -1,4 +1,4 @@
-"""Answers and vectors over gRPC: those of HTTP, until they end, are aborted or nobody waits for them."""
+"""Answers and vectors over gRPC equal those of HTTP, until they end, are aborted or their client is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def slow(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Client]]:
-    """A server of which a step takes 0.2 s; tests leave it idle."""
+    """A server whose steps take 0.2 s; tests leave it idle."""
     command = [sys.executable, str(HERE / "fault_server.py"), str(chat_engine), "slow", '{"grpc_port": 0}']
     with running(command, tmp_path_factory.mktemp("slow") / "log", "toy") as served:
         yield served, Client(served)
@@ -49,7 +49,8 @@ def slow(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 )  # fmt: skip
 @pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
 def test_tokens_are_those_of_http(client: Client, server: Served, sampling: dict[str, Any], prompt: Any) -> None:
-    """Streamed and not, of texts and tokens; completions over HTTP say their tokens by their log-probabilities."""
+    """Streamed and not, for texts and token ids. The tokens of completions over HTTP are those of their
+    log-probabilities."""
     fields = {**sampling, "logprobs": 2}
     fields.setdefault("temperature", 0)
     if "regex" in fields:
@@ -140,7 +141,7 @@ def test_an_abort_is_of_the_client_whose_request_it_is_and_may_come_before_the_e
         assert asyncio.run(streams[1].take()) == [Delta(0, 0)]
         streams[1].push(Delta(0, 0, (5,)))
         calls.abort("yours", ["one"])
-        assert asyncio.run(streams[1].take()) == [Delta(0, 0, (5,))]  # what has come is read first
+        assert asyncio.run(streams[1].take()) == [Delta(0, 0, (5,))]  # deltas that arrived before are read first
         asyncio.run(ends(yours, streams[1]))
     with calls.named("mine", "one") as again:
         assert again is not mine

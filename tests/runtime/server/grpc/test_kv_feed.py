@@ -1,4 +1,4 @@
-"""What those who subscribe to KV events over gRPC are told."""
+"""The KV events that subscribers over gRPC receive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class KVFollower:
-    """Knows what the batches of a subscription tell: the tokens of every block by its hash, and its parent."""
+    """Follows the batches of a subscription. blocks: the parent's hash and the token ids of each block, by its hash."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, list[int]]] = {}
@@ -59,7 +59,8 @@ class KVFollower:
 
 
 def test_who_subscribes_knows_what_the_server_has(start_faulty: StartServer) -> None:
-    """256 blocks of 4 tokens: from the beginning through eviction and the death of the engine, and by a snapshot."""
+    """The cache has 256 blocks of 4 tokens. One subscriber follows from the beginning through eviction and the death of
+    the engine, another starts with a snapshot."""
     client = Client(server := start_faulty("none", grpc_port=0))
     early = client.stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=120)
     follower = KVFollower()

@@ -1,4 +1,4 @@
-"""What gRPC requests ask for in vain, by the name of the field, and the status of every error."""
+"""gRPC requests that are refused: the refusal names the field; and the status of every error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_the_engine_or_the_server_does_not_do_is_unimplemented(client: Clie
 
 
 def unknown_field(message: Any) -> Any:
-    """The message with a field that no definition here has: number 900, varint 1."""
+    """A copy of the message with a field that no definition here has: number 900, varint 1."""
     return type(message).FromString(message.SerializeToString() + b"\xa0\x38\x01")
 
 
@@ -83,7 +83,8 @@ def test_a_message_that_cannot_be_read_is_the_caller_s_mistake(client: Client, s
 
 
 def test_every_field_of_a_request_is_used_or_refused() -> None:
-    """A field that a later smg-grpc-proto adds must not be ignored: it is neither known nor in a table here."""
+    """A field that a later smg-grpc-proto adds must not be ignored: this test fails until it is supported or listed as
+    refused."""
     assert {field.name for field in pb.GenerateRequest.DESCRIPTOR.fields} == asking._GENERATE | {
         name for name in asking._REFUSED if name in pb.GenerateRequest.DESCRIPTOR.fields_by_name
     }

@@ -1,4 +1,4 @@
-"""The gRPC service as a whole: health, facts, loads, keys, its queue and log; and what it takes to be served."""
+"""The gRPC service as a whole: health, facts, loads, keys, its queue and log; and what is needed to serve it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_health_follows_the_engine(start_faulty: StartServer) -> None:
     call = client.stub.Generate(generate_request(stream=True, max_tokens=100))
     next(call)
     os.kill(server.engine_pid, signal.SIGKILL)
-    assert next(watched).status == kinds.NOT_SERVING  # told, not polled
+    assert next(watched).status == kinds.NOT_SERVING  # pushed to the client, not polled
     died = client.fails(lambda: list(call))
     assert died.code() is grpc.StatusCode.UNAVAILABLE and died.details() == "the engine died"
     assert dict(died.trailing_metadata())[PUSHBACK] == "1000"
@@ -52,7 +52,7 @@ def test_health_follows_the_engine(start_faulty: StartServer) -> None:
     assert answer.healthy and answer.message == "ready"
     call = client.stub.Generate(generate_request(stream=True, max_tokens=30))
     next(call)
-    server.process.send_signal(signal.SIGTERM)  # what runs may end; nothing new begins
+    server.process.send_signal(signal.SIGTERM)  # running requests may end; new ones are refused
     assert next(watched).status == kinds.NOT_SERVING
     refused = client.fails(lambda: client.generate(max_tokens=1))
     assert refused.code() is grpc.StatusCode.UNAVAILABLE and "shutting down" in refused.details()
@@ -113,7 +113,7 @@ def test_loads_are_those_of_the_replicas(start_faulty: StartServer) -> None:
     for call in calls:
         next(call)
 
-    sections = ["core", "disagg", "queues", "memory"]  # what smg asks for
+    sections = ["core", "disagg", "queues", "memory"]  # the sections that smg asks for
 
     def loads(**asked: Any) -> list[pb.SchedulerLoad]:
         return list(client.stub.GetLoads(pb.GetLoadsRequest(include=sections, **asked), timeout=60).loads)
@@ -168,7 +168,7 @@ def test_tls_keys_and_the_size_of_the_queue_are_those_of_http(
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED and "API key" in error.details()
     info = client.fails(lambda: client.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=60))
     assert info.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert client.status() == health_pb2.HealthCheckResponse.SERVING  # for whoever watches over the server
+    assert client.status() == health_pb2.HealthCheckResponse.SERVING  # health needs no key, for monitoring
     for metadata in ((("authorization", f"Bearer {KEY}"),), (("x-api-key", KEY),)):
         [response] = client.stub.Generate(request, metadata=metadata, timeout=60)
         assert bytes(response.complete.output_ids) == b"bcd"
