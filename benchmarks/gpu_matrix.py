@@ -170,8 +170,8 @@ def cases(models: list[str], targets: list[str], quants: list[str], caches: Sequ
 
 
 def sample() -> list[Case]:
-    """The cases of FIRST, then Llama 1B: each KV cache on an H100, then pairs of the targets and weight formats that are
-    not covered yet."""
+    """The cases of FIRST, then Llama 1B: each KV cache on an H100, then pairs of the targets and weight formats that no
+    case has yet."""
     found = [Case(*case, "auto") for case in FIRST] + [Case("llama-1b", "h100", "none", kv) for kv in CACHES]
     targets = [name for name in GPUS if name not in {case.target for case in found}]
     stored = {Case("", "", quant, "").stored: quant for quant in reversed(QUANTIZATIONS)}
