@@ -131,7 +131,7 @@ def show(found: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    """Make what is missing, compare logits, measure."""
+    """Make missing files, compare logits, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-1b")
     parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="of the base's matrices")

@@ -110,7 +110,7 @@ def compiled(case: Case) -> dict[str, Any]:
         made = searched(program, limits, target)
     except IccError as error:
         return {"error": re.sub(r"/\S*/model\b", case.model, error.message)}  # the folder of `lowered`
-    except Exception as error:  # a defect of icc; the other cases go on
+    except Exception as error:  # a defect of icc; the other cases continue
         return {"error": f"ends in {type(error).__name__}: {error}"}
     faults = {key: loop_faults(one.entry, one.loops, target.level) for key, one in made.compiled.items()}
     objects = made.compiled.values()

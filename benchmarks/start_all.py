@@ -116,8 +116,8 @@ def run(script: str, arguments: list[str], log: Path) -> int:
             os.setpgid(0, 0)
             sys.argv = [str(HERE / script), *arguments]
             sys.path.insert(0, str((HERE / script).parent))
-            # torch makes a new pool after a fork when it is first asked for one, and fails where two threads ask at
-            # once ("Invalid thread pool"), as transformers' loading does.
+            # After a fork torch makes a new thread pool on first use, and fails if two threads use it first at the
+            # same time ("Invalid thread pool"), as when transformers loads a model.
             sys.modules["torch"].set_num_threads(1)
             _run_file(sys.argv[0], "imported" if arguments == [LIBRARIES] else "__main__")
             code = 0

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 
-WORDS = "Hello there, friend."  # what the scripted model says
+WORDS = "Hello there, friend."  # the scripted model's answer
 
 
 def url() -> str:

@@ -2,7 +2,7 @@
 
 python benchmarks/clients/run.py [NAME,NAME]        writes benchmarks/results/clients.md: the rows of these, or all
 
-Environments are made in build/clients with `uv` where it is installed, or else with venv and pip. Open Responses'
+Environments are made in build/clients with `uv` if it is installed, or else with venv and pip. Open Responses'
 compliance suite (`open_responses`) is run if $OPENRESPONSES is a checkout of github.com/openresponses/openresponses in
 which `npm install && npm install tsx` was run; it needs node 22 or newer for WebSocket, such as the one of
 `pyright[nodejs]`.

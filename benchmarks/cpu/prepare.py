@@ -107,7 +107,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make what is missing and write the configuration."""
+    """Make missing files and write the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peers", type=Path, required=True)

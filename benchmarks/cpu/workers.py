@@ -209,7 +209,7 @@ def main() -> None:
         try:
             prefill, steps = run(request["batch"], request["context"], request["steps"], request["seed"])
             answer = {"prefill": prefill, "steps": steps}
-        except Exception as error:  # the parent decides what a failing peer means
+        except Exception as error:  # the parent decides how to treat a failing peer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 

@@ -112,7 +112,7 @@ async def ask_all(url: str, traffic: Sequence[Arrival]) -> list[Trace]:
     """Send all requests, each when it is due, after some others by which the server learns the cost of prompts."""
     endpoint = Endpoint(url, await Endpoint(url, "").find_model(), extra={"ignore_eos": True})
     for prompt in prompts_of([Arrival(0, 600, 8), *([Arrival(0, 64, 8)] * 3)]):
-        trace = await endpoint.ask([3 + token % 997 for token in prompt], 8, time.monotonic())  # no prefix of requests below
+        trace = await endpoint.ask([3 + token % 997 for token in prompt], 8, time.monotonic())  # shares no prefix
         assert trace.ok, trace.error
     prompts, begin, tasks = prompts_of(traffic), time.monotonic() + 0.5, list[asyncio.Task[Trace]]()
     for arrival, prompt in zip(traffic, prompts, strict=True):
