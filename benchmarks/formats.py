@@ -125,7 +125,7 @@ def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: st
             rounded = Counter(
                 line.bfloat16().float().numpy().tobytes() for _, values, _ in weights for line in values + 0.0
             )
-            row.bf16 = sum((rounded & needed).values())  # of a library that gives bf16
+            row.bf16 = sum((rounded & needed).values())  # for libraries that dequantize to bf16
             row.file_bits = stored_bits(source, expected)
     row.speed = kernel_speed(row.stored)
     return row

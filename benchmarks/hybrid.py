@@ -1,4 +1,4 @@
-"""Layers with a recurrent state or with experts, icc beside llama.cpp: decode at batch 1 and 8, and prefill, interleaved.
+"""Layers with a recurrent state or with experts, icc beside llama.cpp: decode at batch 1 and 8, prefill, interleaved.
 
     python benchmarks/hybrid.py build/peers/bin/python build/hybrid [--threads 2] [--clock wall] [--rounds 3]
 

@@ -168,7 +168,7 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
         args = [argument(arg, call) for arg in launch["args"]]
         grid = ["+".join([str(d["constant"]), *map(term, d["terms"])]) for d in launch["grid"]]
         text = texts[launch["object"]]
-        number = numbers.setdefault(text, len(numbers))  # the first launched is 0, whatever stands in it
+        number = numbers.setdefault(text, len(numbers))  # numbered by first launch, whatever its text
         return f"{specs[launch['object']].entry}#{number} <{', '.join(grid)}> ({', '.join(args)})"
 
     def term(found: dict[str, Any]) -> str:
