@@ -97,9 +97,9 @@ def compare_logits(llm: LLM, peer: Peer) -> None:
         found[adapted] = ours, np.array(peer.ask(prompt=PROMPT, adapted=adapted))
     for adapted, (ours, theirs) in found.items():
         far = np.abs(ours - theirs).max() / np.abs(theirs).max()
-        print(f"logits {'with' if adapted else 'without'} the adapter: {far:.1e} of the largest from llama.cpp's")
+        print(f"logits {'with' if adapted else 'without'} the adapter: {far:.1e} of the largest away from llama.cpp's")
     (before, _), (after, _) = found[False], found[True]
-    print(f"the adapter changes them by {np.abs(after - before).max() / np.abs(before).max():.2f} of the largest")
+    print(f"the adapter changes logits by {np.abs(after - before).max() / np.abs(before).max():.2f} of the largest")
 
 
 def measure(llm: LLM, peer: Peer | None, batches: list[int], tokens: int, rounds: int) -> dict[str, list[float]]:
@@ -134,7 +134,7 @@ def main() -> None:
     """Make missing files, compare logits, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-1b")
-    parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="of the base's matrices")
+    parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="GGUF type of the base")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--engine", type=Path, help="an engine with adapter slots: runs icc alone, needs --model")
     parser.add_argument("--model", type=Path, help="the checkpoint that --engine was compiled from")

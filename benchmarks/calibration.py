@@ -3,8 +3,8 @@
     python benchmarks/calibration.py MODEL --quant gptq4,awq4 [--calib-sequences 32] [--keep FOLDER]
 
 CPU seconds (user and system) of this process, so that other load on the machine matters little. For each method: the
-whole quantizing stage; its share for the forward pass (the quantized layers and the ops between them); its share for
-the Hessians (second moments of inputs); and the stage over the issue's bound: 1.3 times two passes and the Hessians.
+whole quantizing stage; its part in the forward pass (the quantized layers and the ops between them); its part in the
+Hessians (second moments of inputs); and the stage over the issue's bound: 1.3 times two passes and the Hessians.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def main() -> None:
     one.add_argument("--quant", default="gptq4,awq4")
     one.add_argument("--checkpoints", default="", help="NAME=FOLDER of the peers' checkpoints, comma-separated")
     one.add_argument("--sequences", type=int, default=32, help="calibration sequences of icc's own methods")
-    one.add_argument("--every", type=int, default=1, help="so many windows apart")
+    one.add_argument("--every", type=int, default=1, help="take every N-th window")
     one.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     begin = time.process_time()

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/gpu"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no stage after this time")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no stage after this many minutes")
     parser.add_argument("--no-reference", action="store_true", help="only times: logits are not compared")
     a = parser.parse_args()
     results: dict[str, Any] = {"date": date.today().isoformat(), "versions": versions(), "device": device_limits()}

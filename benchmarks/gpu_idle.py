@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--shape", default="llama-1b")
     parser.add_argument("--quant", default="rtn4")
     parser.add_argument("--work", type=Path, default=Path("build/gpu"))
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
     parser.add_argument("--trace", action="store_true", help="trace one more run by torch's profiler")
     a = parser.parse_args()
     engine = a.engine or compiled(a)

@@ -59,7 +59,7 @@ def main() -> int:
     for early in (True, False) * 5:
         times[early].append(steps[early].microseconds())
     launches = steps[True].launches
-    print(f"{launches} launches per step, {launches / a.layers:.1f} per layer with what comes before and after")
+    print(f"{launches} launches per step, {launches / a.layers:.1f} per layer, with those outside layers")
     for early, found in times.items():
         shown = f"step of one sequence {statistics.median(found):.1f} us (least {min(found):.1f})"
         print(f"dependent launch {'on' if early else 'off'}: {shown}")

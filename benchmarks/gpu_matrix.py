@@ -185,10 +185,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="0 only writes the table")
     for name, known in (("models", MODELS), ("targets", GPUS), ("quants", QUANTIZATIONS), ("kv", CACHES)):
-        parser.add_argument(f"--{name}", default=",".join(known), help="of: %(default)s; empty for none")
+        parser.add_argument(f"--{name}", default=",".join(known), help="some of: %(default)s; empty for none")
     parser.add_argument("--sample", action="store_true", help="only a small sample; other choices are ignored")
-    parser.add_argument("--again", action="store_true", help="also compile what is kept")
-    parser.add_argument("--out", type=Path, default=OUT, help="without its ending")
+    parser.add_argument("--again", action="store_true", help="also compile cases that have a result")
+    parser.add_argument("--out", type=Path, default=OUT, help="path without its suffix")
     a = parser.parse_args()
     kept, end = a.out.with_suffix(".json"), time.monotonic() + 60 * a.minutes
     state: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}

@@ -138,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h100")
     parser.add_argument("--shape", default="llama-1b", choices=sorted(make_model.SHAPES))
-    parser.add_argument("--layers", type=int, default=0, help="fewer than the shape has, and 32,000 tied tokens")
+    parser.add_argument("--layers", type=int, default=0, help="number of layers, with 32,000 tied tokens; 0: all")
     parser.add_argument("--quant", default="rtn4")
     parser.add_argument("--batches", default="1")
     parser.add_argument("--work", type=Path, default=Path("build/gpu-step"))

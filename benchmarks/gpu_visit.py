@@ -347,7 +347,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/gpu-visit"))
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-visit-TARGET.md")
     parser.add_argument("--before", type=Path, metavar="FILE", help="JSON of an earlier visit to compare with")
-    parser.add_argument("--only", default="", help="parts, by name")
+    parser.add_argument("--only", default="", help="names of parts, comma-separated")
     parser.add_argument("--again", action="store_true", help="run all parts, even those that passed")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--limits", action="store_true", help="print the device's rates and exit")

@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--calib-sequences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=512, help="tokens for divergences, of two sequences")
-    parser.add_argument("--every", type=int, default=1, help="weights apart")
+    parser.add_argument("--every", type=int, default=1, help="measure every N-th weight")
     parser.add_argument("--text", type=Path, help="for --sizes; neither may be in the calibration text")
     parser.add_argument("--windows", type=int, default=6, help="number of windows, spread over the text")
     parser.add_argument("--sizes", default="", help="comma-separated; then every weight is measured")

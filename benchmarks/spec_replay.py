@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--accept", type=float, default=0.7, help="probability that a guess is right")
-    parser.add_argument("--guesses", type=int, default=15, help="of one step")
+    parser.add_argument("--guesses", type=int, default=15, help="guesses per step")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)

@@ -36,8 +36,8 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--answers", type=int, default=4, help="walks for each schema")
-    parser.add_argument("--tokens", type=int, default=120, help="of one answer")
+    parser.add_argument("--answers", type=int, default=4, help="random walks per schema")
+    parser.add_argument("--tokens", type=int, default=120, help="maximum length of an answer")
     parser.add_argument("--sample", type=int, default=200, help="random schemas per folder; 0 takes all")
     parser.add_argument("--show", action="store_true", help="print which schemas are refused or answered wrongly")
     options = parser.parse_args()

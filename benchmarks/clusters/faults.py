@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3, help="of load before")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds of load before the fault")
     parser.add_argument("--patience", type=float, default=120, help="seconds to wait for a recovery")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     given = parser.parse_args()

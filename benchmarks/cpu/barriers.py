@@ -60,7 +60,7 @@ def main() -> None:
         print(f"measured: {threads} threads on {count} cores, {seconds * 1e9:,.0f} ns")
     handed = measured[min(2, count)] / 3
     barriers = len(open_engine(given.engine).program.steps) if given.engine else 200
-    print(f"modelled: a line is handed on in {handed * 1e9:.0f} ns, a step has {barriers} barriers\n")
+    print(f"modelled: a cache line moves in {handed * 1e9:.0f} ns, a step has {barriers} barriers\n")
     print("| threads | one counter | by groups of 8 | a step's barriers | of a step |\n|---|---|---|---|---|")
     for threads in SIZES:
         flat, grouped = modelled(threads, handed)

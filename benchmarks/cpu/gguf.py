@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument(
         "--own", default=sys.executable, metavar="PYTHON", help="the Python of ENGINE in the row start (this one)"
     )
-    parser.add_argument("--prefill", type=int, default=512, help="tokens (512)")
-    parser.add_argument("--steps", type=int, default=32, help="of decode at batch 1 (32)")
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prefill (512)")
+    parser.add_argument("--steps", type=int, default=32, help="decode steps at batch 1 (32)")
     parser.add_argument("--only", default="", help="measure only rows whose name contains this")
     a = parser.parse_args()
     os.environ["BENCH_CLOCK"] = a.clock
