@@ -1,10 +1,11 @@
-"""What pools of 8 bits would save of a step: products with A and B of another adapter per sequence, in bf16 and int8.
+"""What adapter pools in int8 would save per step: products with A and B, another adapter per sequence, bf16 and int8.
 
     python benchmarks/adapter_bits.py --batch 16 --rank 16
 
-The loops of the kernels for adapters on CPUs, in one thread, over pools of the 1B shape that no cache holds: tiles of
-16 columns, whose values are widened to float32 and multiplied with a value of the row. int8 has a scale per row of A
-and of B. Then how far B A of int8 is from that of floats. CPU time, medians of rounds in turns, the least, the largest.
+Runs the loops of icc's CPU adapter kernels in one thread, over pools of the 1B shape that exceed every cache: tiles of
+16 columns, whose values are widened to float32 and multiplied by a value of the row. int8 has a scale per row of A
+and of B. Prints CPU time (median, least and largest of interleaved rounds), then the error of B A in int8 against
+floats.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ extern "C" void run(int layers, int sites, const long* shapes, int batch, int ra
 
 
 def times(batch: int, rank: int, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round, by what the pools hold."""
+    """Milliseconds of each round, by the type of the pools (bf16, int8)."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "pools.cpp", Path(folder) / "pools.so"
         source.write_text(SOURCE)
@@ -106,7 +107,7 @@ def times(batch: int, rank: int, rounds: int) -> dict[str, list[float]]:
 
 
 def error(rank: int) -> float:
-    """The relative root mean square error of B A where A and B are int8 with a scale per row, of normal values."""
+    """The relative root mean square error of B A if normal A and B are rounded to int8 with a scale per row."""
     random = np.random.default_rng(0)
     a, b = (random.normal(size=shape).astype(np.float32) for shape in ((rank, 2048), (2048, rank)))
 

@@ -1,10 +1,10 @@
-"""What steps with adapters cost: decoding with none, with one for all, and with another one per sequence, in turns.
+"""What adapters cost: decode steps without one, with one for all sequences, and with one each, interleaved.
 
     icc compile build/llama-1b -o build/adapters.engine --target native --quant rtn4 --adapters 64x16
     python benchmarks/adapter_cost.py build/adapters.engine --batch 1,16 --adapters 64 --rank 16 --threads 2
 
-Adapters are random, for every layer that the engine has room in, and written as peft writes them. Medians of the steps
-of a run, and of the runs of all rounds; a ratio is the median of a kind over that of steps without adapters.
+Adapters are random, cover every layer that the engine has adapter slots for, and are written as peft writes them.
+Times are medians over the steps of a run, then over the rounds; a ratio is over the median without adapters.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from icc.runtime.llm import LLM
 from icc.runtime.query import adapted
 from safetensors.numpy import save_file
 
-SETTLING = 4  # steps of a run with all sequences that do not count
+SETTLING = 4  # leading steps of a run with all sequences that are left out of the median
 
 
 def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
-    """A random adapter of all that the engine has room for."""
+    """Write a random adapter for every site that the engine has slots for, except experts."""
     plan, random = llm.executor.adapters, np.random.default_rng(seed)  # type: ignore[attr-defined]
     tensors: dict[str, np.ndarray] = {}
     for site in plan.sites:
@@ -41,13 +41,12 @@ def write_adapter(llm: LLM, folder: Path, rank: int, seed: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
 
 
-# of wall time, or of CPU time where the environment has BENCH_CLOCK=cpu, which with one thread means something on a
-# machine that others use
+# wall time, or CPU time if BENCH_CLOCK=cpu is set: on a shared machine that is meaningful with one thread
 clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
 
 
 def step_ms(llm: LLM, names: Sequence[str | None], tokens: int) -> float:
-    """The median step in which all sequences decode together (some wait for adapters at first), in milliseconds."""
+    """Median milliseconds of the steps in which all sequences decode together (at first some wait for adapters)."""
     params = icc.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     prompts = [[5 + number, 7, 9, 11] for number in range(len(names))]
     tasks = [llm.submit(query) for query in adapted(llm.prompting.queries(prompts, params), names)]

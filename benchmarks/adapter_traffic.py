@@ -1,11 +1,11 @@
-"""Many adapters on disk, few slots, and requests that name them as Zipf's law has it: tokens per second, over those of
-requests that all name one.
+"""Many adapters on disk, few slots, and requests that name adapters by Zipf's law: tokens per second, and the ratio to
+requests that all name the same adapter.
 
     icc compile build/llama-1b -o build/slots.engine --target native --quant rtn4 --adapters 32x16:self_attn.*
     python benchmarks/adapter_traffic.py build/slots.engine --adapters 1000 --requests 200 --threads 2
 
-Adapters are random, for every layer that the engine has room in. Their configurations differ, so that each is one of
-its own to the engine, and a few files of weights stand behind all of them.
+Adapters are random and cover every layer that the engine has adapter slots for. Their configurations differ, so that
+the engine treats each as a separate adapter, but all share a few files of weights.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 from adapter_cost import write_adapter
 from icc.runtime.llm import LLM
 
-FILES = 8  # of weights, on which the adapters' directories are hard links
+FILES = 8  # of weights, which the adapters' directories hard-link
 
 
 def write_adapters(llm: LLM, folder: Path, count: int, rank: int) -> list[str]:
-    """The names of adapters that the engine has loaded."""
+    """Write and load `count` adapters; their names."""
     for number in range(min(FILES, count)):
         write_adapter(llm, folder / f"weights{number}", rank, number)
     names = [f"a{number}" for number in range(count)]
@@ -42,7 +42,7 @@ def write_adapters(llm: LLM, folder: Path, count: int, rank: int) -> list[str]:
 
 
 def tokens_per_s(llm: LLM, adapters: list[str], tokens: int, seed: int) -> float:
-    """Of one request for each of `adapters`, all submitted at once."""
+    """Generated tokens per second of one request for each of `adapters`, all submitted at once."""
     random = np.random.default_rng(seed)
     prompts = [random.integers(3, 1000, 16).tolist() for _ in adapters]
     params = icc.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)

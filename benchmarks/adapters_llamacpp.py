@@ -1,14 +1,14 @@
-"""icc's adapters beside llama.cpp's: the same GGUF base and GGUF adapter, in turns; decoding, every sequence with it.
+"""icc's adapters beside llama.cpp's: the same GGUF base and adapter, interleaved; every decoded sequence uses it.
 
     python benchmarks/adapters_llamacpp.py --shape llama-1b --work build --peers build/peers
     python benchmarks/adapters_llamacpp.py --shape tiny --type F32 --work build --peers build/peers    # compares logits
 
-Everything is made from nothing: a checkpoint of random weights, its GGUF file, an engine of that with room for
-adapters, and a random adapter of all linear layers as convert_lora_to_gguf.py writes it. `--peers` is a virtual
-environment with what cpu/peers.txt lists; without it icc runs alone. Times are medians of a run's steps, and of the
-rounds' runs; a ratio is the median of the rounds' ratios. Logits are compared first: of float32 bases they are equal
-but for rounding, of others not, because the two round what a layer reads in other ways. With BENCH_CLOCK=cpu and
---threads 1, times are of CPUs, which others' work disturbs less.
+The script makes all of its inputs: a checkpoint of random weights, its GGUF file, an engine of that file with adapter
+slots, and a random adapter of all linear layers as convert_lora_to_gguf.py writes it. `--peers` is a virtual
+environment with the packages of cpu/peers.txt; without it icc runs alone. Times are medians over a run's steps, then
+over the rounds; a ratio is the median of the rounds' ratios. Logits are compared first: with a float32 base they are
+equal up to rounding; with other bases they differ, because the two engines round a layer's input differently. With
+BENCH_CLOCK=cpu and --threads 1, times are CPU times, which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAME = "a"
 
 
 class Peer:
-    """llama.cpp with the base and the adapter, in a process of its own environment; see llamacpp_adapter.py."""
+    """llama.cpp with the base and the adapter, in a process with its own environment; see llamacpp_adapter.py."""
 
     def __init__(self, python: Path, base: Path, adapter: Path, threads: int, batch: int) -> None:
         command = [python, HERE / "llamacpp_adapter.py", base, adapter, threads, batch]
@@ -48,7 +48,8 @@ class Peer:
         )
 
     def ask(self, **request: Any) -> list[float]:
-        """The answer to a request: milliseconds of steps, or logits."""
+        """Send a request (see llamacpp_adapter.py); the answer is the milliseconds of steps, or logits. Raises
+        RuntimeError if the process ended."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -63,7 +64,7 @@ class Peer:
 
 
 def make_files(shape: str, kind: str, work: Path, slots: int) -> tuple[Path, Path, Path]:
-    """The checkpoint, the GGUF base, and the engine of that with room for adapters; what is there is kept."""
+    """The checkpoint, the GGUF base, and its engine with `slots` adapter slots; existing files are kept."""
     model, base = work / shape, work / f"{shape}.{kind}.gguf"
     engine = work / f"{shape}.{kind}.adapters.engine"
     if not model.exists():
@@ -79,7 +80,7 @@ def make_files(shape: str, kind: str, work: Path, slots: int) -> tuple[Path, Pat
 
 
 def make_adapter(llm: LLM, model: Path, work: Path, rank: int) -> Path:
-    """A random adapter in both forms; that of llama.cpp."""
+    """Write a random adapter as peft and as GGUF; the path of the GGUF file."""
     sys.path.insert(0, str(HERE.parent / "tests/adapters"))
     from gguf_adapters import convert  # type: ignore[reportMissingImports]
 
@@ -89,20 +90,20 @@ def make_adapter(llm: LLM, model: Path, work: Path, rank: int) -> Path:
 
 
 def compare_logits(llm: LLM, peer: Peer) -> None:
-    """How far the two are apart, with and without the adapter, and what the adapter changes."""
+    """Print the difference from llama.cpp's logits, with and without the adapter, and the adapter's effect."""
     found: dict[bool, tuple[np.ndarray, np.ndarray]] = {}
     for adapted in (False, True):
         ours = llm.logits(PROMPT, adapter=NAME if adapted else None)[-1]
         found[adapted] = ours, np.array(peer.ask(prompt=PROMPT, adapted=adapted))
     for adapted, (ours, theirs) in found.items():
         far = np.abs(ours - theirs).max() / np.abs(theirs).max()
-        print(f"logits {'with' if adapted else 'without'} the adapter: {far:.1e} of the largest from llama.cpp's")
+        print(f"logits {'with' if adapted else 'without'} the adapter: {far:.1e} of the largest away from llama.cpp's")
     (before, _), (after, _) = found[False], found[True]
-    print(f"the adapter changes them by {np.abs(after - before).max() / np.abs(before).max():.2f} of the largest")
+    print(f"the adapter changes logits by {np.abs(after - before).max() / np.abs(before).max():.2f} of the largest")
 
 
 def measure(llm: LLM, peer: Peer | None, batches: list[int], tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a step by row, one for each round, in turns."""
+    """Median milliseconds of a step by row, one for each round; rows are interleaved."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
         for batch in batches:
@@ -116,7 +117,7 @@ def measure(llm: LLM, peer: Peer | None, batches: list[int], tokens: int, rounds
 
 
 def show(found: dict[str, list[float]]) -> None:
-    """A line per row: medians, and of two the ratio."""
+    """Print a line per row: the medians, and the ratio if llama.cpp ran."""
     for name, ours in found.items():
         row, _, who = name.rpartition(", ")
         if who != "icc":
@@ -130,13 +131,13 @@ def show(found: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
-    """Make what is missing, compare logits, measure."""
+    """Make missing files, compare logits, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="llama-1b")
-    parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="of the base's matrices")
+    parser.add_argument("--type", choices=["Q4_0", "Q8_0", "F32"], default="Q4_0", help="GGUF type of the base")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--engine", type=Path, help="one with room, instead of making all; runs alone, with --model")
-    parser.add_argument("--model", type=Path, help="the checkpoint that --engine was compiled of")
+    parser.add_argument("--engine", type=Path, help="an engine with adapter slots: runs icc alone, needs --model")
+    parser.add_argument("--model", type=Path, help="the checkpoint that --engine was compiled from")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--batch", default="1,16")
     parser.add_argument("--rank", type=int, default=16)

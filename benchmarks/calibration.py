@@ -1,10 +1,10 @@
-"""What calibrating takes beside what it must do: two forward passes over the text and the Hessian products.
+"""The cost of calibration against its lower bound: two forward passes over the text and the Hessian products.
 
     python benchmarks/calibration.py MODEL --quant gptq4,awq4 [--calib-sequences 32] [--keep FOLDER]
 
-CPU seconds (user and system) of this process, so that what else runs on the machine counts little. Of each method: the
-quantizing stage, of it the forward pass (the ops between the layers that are quantized, and these), of it the Hessians
-(second moments of inputs), and the stage over the issue's bound: two such passes and the Hessians, times 1.3.
+CPU seconds (user and system) of this process, so that other load on the machine matters little. For each method: the
+whole quantizing stage; its part in the forward pass (the quantized layers and the ops between them); its part in the
+Hessians (second moments of inputs); and the stage over the issue's bound: 1.3 times two passes and the Hessians.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPENT: dict[str, float] = {}
 
 
 def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose CPU time is added to what `name` has spent."""
+    """Wrap `function` so that its CPU seconds are added to SPENT[name]."""
 
     def call(*args: Any, **options: Any) -> Any:
         start = process_time()
@@ -37,7 +37,7 @@ def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def instrument() -> None:
-    """Time the stage, the run through the model, what is done at each layer in it, and the Hessians."""
+    """Time the quantizing stage, the pass over the model, the work at each layer in that pass, and the Hessians."""
     whole = gptq.stream
 
     def stream(graph: Any, sequences: Any, wanted: Any, visit: Any, *more: Any) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--quant", default="gptq4,awq4")
     parser.add_argument("--calib-sequences", type=int, default=32)
-    parser.add_argument("--keep", type=Path, help="where the engines are left")
+    parser.add_argument("--keep", type=Path, help="folder in which the engines are kept")
     args = parser.parse_args()
     instrument()
     print("| | stage | forward pass | Hessians | bound | stage / bound |", "|---|---|---|---|---|---|", sep="\n")

@@ -1,4 +1,4 @@
-"""Peak memory of a compile beyond mapped files: the highest RssAnon of `icc compile`, sampled every 20 ms.
+"""Peak memory of a compile without mapped files: the highest RssAnon of `icc compile`, sampled every 20 ms.
 
 python benchmarks/compile_memory.py build/llama-1b -- --target native --quant rtn4
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory that is not a mapped file; 0 once the process is gone."""
+    """Bytes of a process's resident memory that are no mapped file; 0 if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,13 +1,13 @@
-"""What of a fine-tune is of low rank: would a delta engine that holds B A per matrix, instead of the matrix, be exact?
+"""How much of a fine-tune has low rank: would a delta engine that holds B and A instead of each matrix be exact?
 
     python benchmarks/delta_rank.py samples/pystd --text samples/pystd/heldout --steps 60
 
-Fine-tunes a checkpoint twice on a text, by LoRA of rank 8 in every linear layer, merged, and in all its weights; both
-are saved in 16 bits. Then takes the best B A of each rank for the difference of every matrix, adds it to the base in
-float32, rounds to 16 bits, and says: how much of the difference's energy is left out, how many elements are those of
-the fine-tune, the bytes of B and A in 16 bits beside those of what they stand for, in 16 bits and in 4, and the mean
-Kullback-Leibler divergence per token (nats) from the fine-tune. The last rows are of engines in 4 bits (rtn4, groups of
-64), which have no base in 16 bits: the fine-tune quantized, and B A added to the quantized base and quantized again.
+Fine-tunes a checkpoint twice on a text: by a merged LoRA of rank 8 in every linear layer, and in all weights; both are
+rounded to 16 bits. For each rank it takes the best B A for the difference of every matrix, adds it to the base in
+float32 and rounds to 16 bits. It prints the share of the difference's energy that is left out, the share of elements
+that equal the fine-tune's, the bytes of B and A in 16 bits over those of the matrices in 16 and in 4 bits, and the mean
+Kullback-Leibler divergence per token (nats) from the fine-tune. The last rows are for engines in 4 bits (rtn4, groups
+of 64), which have no base in 16 bits: the quantized fine-tune, and B A added to the quantized base, quantized again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def windows(path: Path, tokenizer: Any) -> Tensor:
 
 
 def train(model: Any, data: Tensor, steps: int, rate: float) -> None:
-    """AdamW over windows in turn."""
+    """Train in place by AdamW for `steps` batches of windows, in order."""
     parameters = [value for value in model.parameters() if value.requires_grad]
     optimizer = torch.optim.AdamW(parameters, rate, weight_decay=0.0)
     for step in range(steps):
@@ -50,7 +50,7 @@ def train(model: Any, data: Tensor, steps: int, rate: float) -> None:
 
 
 def fine_tunes(base: Any, data: Tensor, steps: int) -> Iterator[tuple[str, Any]]:
-    """(name, model in values of bfloat16) of both ways."""
+    """Yield (name, model) of both fine-tunes; weights are float32 with bfloat16 values."""
     adapted = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     train(adapted, data, steps, 1e-3)
     yield "LoRA of rank 8, merged", rounded(adapted.merge_and_unload())
@@ -60,14 +60,14 @@ def fine_tunes(base: Any, data: Tensor, steps: int) -> Iterator[tuple[str, Any]]
 
 
 def rounded(model: Any) -> Any:
-    """With parameters that have 16 bits."""
+    """The model, its parameters rounded in place to bfloat16 values."""
     for value in model.parameters():
         value.data = value.data.to(torch.bfloat16).float()
     return model
 
 
 def matrices(model: Any) -> dict[str, Tensor]:
-    """The weights of the linear layers but the head, by name."""
+    """The weights of the linear layers except the head, by name."""
     return {
         f"{name}.weight": module.weight.data
         for name, module in model.named_modules()
@@ -76,13 +76,13 @@ def matrices(model: Any) -> dict[str, Tensor]:
 
 
 def quantized(weight: Tensor) -> Tensor:
-    """In 4 bits, and back."""
+    """The values of a weight that was rounded to 4 bits."""
     form = FOUR_BITS.fitted(weight.shape[1])
     return form.decode(form.encode(weight).parts)
 
 
 def with_matrices(model: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """A copy with other matrices, by their names and values."""
+    """A copy of the model, each matrix replaced by `change(name, value)`."""
     other = copy.deepcopy(model)
     for name, value in matrices(other).items():
         value.copy_(change(name, value))
@@ -95,13 +95,13 @@ def log_probabilities(model: Any, data: Tensor) -> Tensor:
 
 
 def divergence(expected: Tensor, model: Any, data: Tensor) -> float:
-    """Mean KL divergence per token of a model from log-probabilities."""
+    """Mean KL divergence per token, in nats, of a model from `expected` log-probabilities."""
     found = log_probabilities(model, data)
     return float((expected.exp() * (expected - found)).sum(-1).mean())
 
 
 def rows(base: Any, tuned: Any, data: Tensor) -> Iterator[str]:
-    """A line for each rank, then those of 4 bits."""
+    """The line of the base, a line for each rank, then the lines of 4-bit engines."""
     old, new = matrices(base), matrices(tuned)
     expected = log_probabilities(tuned, data)
     parts = {name: torch.linalg.svd(new[name] - old[name], full_matrices=False) for name in new}
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument(
-        "--windows", type=int, default=16, help="of the text that KL is measured on, and not trained on"
+        "--windows", type=int, default=16, help="number of windows of the text for KL; training uses the others"
     )
     given = parser.parse_args()
     warnings.simplefilter("ignore")

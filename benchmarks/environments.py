@@ -1,4 +1,4 @@
-"""Environments of packages from PyPI that are tried beside icc, each of its own under build/."""
+"""Virtual environments for packages from PyPI that are tested with icc, each in its own folder under build/."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def environment(name: str, packages: list[str], group: str) -> Path:
-    """The Python of an environment with these packages, which is made if it is not there: with `uv` where that is
-    installed, or else with venv and pip. group: the folder of build/ that it is in; $CLIENT_ENVIRONMENTS: another."""
+    """The Python of an environment with these packages, which is created if it is missing: with `uv` if that is
+    installed, else with venv and pip. group: its folder in build/, unless $CLIENT_ENVIRONMENTS names another."""
     folder = Path(os.environ.get("CLIENT_ENVIRONMENTS", ROOT / "build" / group)) / name
     python = folder / "bin" / "python"
     if not python.exists():

@@ -1,4 +1,4 @@
-"""What --kv-policy loses: perplexity behind a context, far beyond a window, and needles in it, per policy and budget.
+"""What --kv-policy loses: perplexity after a long context and far beyond a window, and needles found, per policy.
 
 `python benchmarks/eviction.py MODEL --text FILE_OR_FOLDER --engines FOLDER` compiles what FOLDER lacks and prints rows.
 """
@@ -19,8 +19,8 @@ from icc.runtime.llm import LLM
 from icc.runtime.scheduler.request import RequestSpec
 
 CONTEXT = 1024  # tokens, of which policies keep a half or a quarter
-SCORED = 256  # of them, behind what is a prompt
-LONG = 8  # so many windows long is the text that streaming reads
+SCORED = 256  # tokens at the end of a context that are scored; those before are the prompt
+LONG = 8  # length of the text that streaming reads, in windows of 512 tokens
 POLICIES = (
     "all", "streaming:sinks=4,window=508", "streaming:sinks=4,window=252", "h2o:budget=512,recent=128",
     "h2o:budget=256,recent=64", "snapkv:budget=512,recent=32", "snapkv:budget=256,recent=32",
@@ -32,7 +32,7 @@ QUESTIONS = {
 
 
 def engine(model: Path, folder: Path, policy: str) -> Path:
-    """The engine of a policy, compiled if it is not there."""
+    """The engine of a policy, compiled if it is missing."""
     path = folder / f"{policy.replace(':', '-').replace(',', '-')}.engine"
     if not path.exists():
         icc.compile(model, path, target="native", kv_policy=policy, max_seq_len=LONG * 512, max_batch_size=2)
@@ -40,7 +40,7 @@ def engine(model: Path, folder: Path, policy: str) -> Path:
 
 
 def scored(llm: LLM, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Nats of `answer`, token by token, behind a prompt."""
+    """The negative log-likelihood (nats, summed) of `answer` after a prompt."""
     scheduler, rows = llm.loop.scheduler, []
     scheduler.add(RequestSpec(1 << 40, tuple(prompt), len(answer) + 1, all_logits=True, use_cache=False), answer)
     while scheduler.has_work():
@@ -56,7 +56,7 @@ def scored(llm: LLM, prompt: Sequence[int], answer: Sequence[int]) -> float:
 
 
 def needles(llm: LLM, filler: Sequence[int], depths: Sequence[float], question: str) -> int:
-    """How many of some numbers are told again that stand somewhere in a text."""
+    """How many hidden numbers, one prompt per depth (0 to 1), the engine repeats when `question` asks for them."""
     assert llm.tokenizer is not None
     source, found = random.Random(0), 0
     for depth in depths:

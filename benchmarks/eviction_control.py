@@ -1,8 +1,8 @@
 """Which numbers in a text `snapkv` and `h2o` keep, by transformers: a control that shares no code with eviction.py.
 
 `python benchmarks/eviction_control.py FOLDER FILE.gguf --text FOLDER` (needs accelerate, to read GGUF). One prompt is
-read whole, by attention that keeps its keys, values and weights; each policy then chooses of them, and the answer is
-told token by token. Widths of pooling are those of a maximum; the papers' are 5 and 7.
+read whole, by attention that keeps its keys, values and weights; each policy then chooses among them, and the answer
+is checked token by token. Pooling takes a maximum over 1, 7 or 15 tokens; the papers use widths 5 and 7.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.nn.functional import max_pool1d
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 CONTEXT, RECENT = 1024, 32
-Layers = dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]  # k, v [H, T, D], weights of the last, of all [H, T]
+Layers = dict[int, tuple[Tensor, Tensor, Tensor, Tensor]]  # k, v [H, T, D]; weights [H, T] of last, all queries
 
 
 class Attention:
-    """What attention does: reads a prompt and keeps it, or goes on from what was chosen of it."""
+    """Attention that reads a prompt and keeps its keys and values, or continues from the chosen ones."""
 
     def __init__(self) -> None:
         self.layers: Layers = {}
@@ -49,7 +49,7 @@ class Attention:
         return (weights @ v.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
 
     def choose(self, policy: str, budget: int, width: int) -> Iterator[tuple[int, Tensor]]:
-        """(layer, what every head keeps [H, n])."""
+        """Yield (layer, the positions that every head keeps [H, n])."""
         for layer, (k, _, last, total) in self.layers.items():
             heads, tokens, _ = k.shape
             recent = RECENT if policy == "snapkv" else budget // 4

@@ -1,15 +1,15 @@
 """Walk the model types of the installed transformers: traced | compiled | logits equal | refused and why.
 
-Each type gets a tiny random checkpoint, saved and loaded like any other, in a process of its own with a time limit.
-Equal means within TOLERANCE of transformers' float32 logits, or, where those are themselves far from its float64 ones
-(random weights in twenty layers amplify what is rounded), within NOISE times that distance:
+Each type gets a tiny random checkpoint, saved and loaded like any other, in its own process with a time limit.
+Equal means within TOLERANCE of transformers' float32 logits, or, if those are themselves far from its float64 logits
+(random weights in twenty layers amplify rounding errors), within NOISE times that distance:
 
     python benchmarks/families.py [TYPE ...] [--refused] [--engine] [--plan h100] [--jobs 2] [--limit 120] [--out PATH]
 
-A walk of some types, named or --refused, keeps what PATH.json says of the others. By default these are the causal-LM
-types; with --task embed those that transformers lists as encoders of text, whose hidden states are compared (by
-engines: their mean), with --task rerank those of sequence classifiers, whose score is, and
-with --task see those that also see images, compiled for texts alone.
+A walk of some types, named or --refused, keeps the rows of PATH.json for the others. By default the types are the
+causal-LM types; with --task embed the text encoders that transformers lists, whose hidden states are compared (for
+engines: their mean); with --task rerank the sequence classifiers, whose scores are compared; and with --task see the
+types that also read images, compiled for texts alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _child(connection: Any, model_type: str, run: Run) -> None:
 
 
 def walk(types: list[str], run: Run, jobs: int, limit: float) -> Iterator[Row]:
-    """Rows of all types as they are done; one that takes longer than `limit` seconds, or dies, says so."""
+    """Yield the row of each type when it is done; a type that takes over `limit` seconds or crashes has a row, too."""
     context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in the parent
     waiting = collections.deque(types)
     running: dict[str, tuple[Any, Any, float]] = {}
@@ -81,7 +81,7 @@ def _show(row: Row, done: int, total: int) -> None:
 
 
 def types_of(task: str) -> list[str]:
-    """What transformers lists for a task."""
+    """The model types that transformers lists for a task."""
     from transformers.models.auto import modeling_auto as auto
 
     if task == "see":
@@ -94,17 +94,17 @@ def types_of(task: str) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Command line; exit code 1 if a traced type has other logits than transformers."""
+    """Run the command line; exit code 1 if the logits of a traced type differ from transformers'."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--task", choices=sorted(BUILDERS), default="generate")
-    parser.add_argument("--refused", action="store_true", help="those that PATH.json does not say are equal")
+    parser.add_argument("--refused", action="store_true", help="only types that are not equal in PATH.json")
     parser.add_argument("--engine", action="store_true", help="also compile for the CPU and run the engine")
     parser.add_argument("--plan", action="store_true", help="also run a GPU's launch plan in Triton's interpreter")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per type")
-    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.json, and keep what they say of other types")
-    parser.add_argument("--verbose", action="store_true", help="show what the workers print")
+    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.json; rows of other types stay")
+    parser.add_argument("--verbose", action="store_true", help="show the output of the workers")
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     if options.plan:

@@ -1,4 +1,4 @@
-"""One model type of the walk of `families.py`: a tiny random checkpoint, through icc, beside transformers."""
+"""Compares one model type for `families.py`: a tiny random checkpoint through icc and through transformers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ BUILDERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is compared besides the reference interpreter: a CPU engine, an interpreted GPU plan."""
+    """What is compared besides the reference interpreter: a CPU engine, an interpreted GPU plan, or both."""
 
     task: str = "generate"
     engine: bool = False
     plan: bool = False
     verbose: bool = False
     tokens: int = TOKENS
-    drawn: bool = False  # types are called TYPE#SEED: drawn configurations of them
+    drawn: bool = False  # a name TYPE#SEED stands for drawn configurations of TYPE
 
 
 def random_model(config: Any, task: str = "generate") -> Any:
-    """The model of `config` for a task, eager attention, with random weights that make every layer matter."""
+    """The model of `config` for a task, with eager attention and random weights that make every layer matter."""
     import transformers
     from icc.compiler.frontend.source.model import parts_that_can_be_built
 
@@ -169,7 +169,7 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
 
 
 def _in_steps(llm: Any, ids: list[int]) -> Any:
-    """Logits of a prompt that is read in uneven chunks, its end token by token."""
+    """Logits of a prompt that is read in uneven chunks, and at its end token by token."""
     import numpy as np
     from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 
@@ -197,14 +197,14 @@ def _compare_plan(path: Path, ids: list[int], expected: Any, row: Row) -> None:
 
 
 def noise_of(model: Any, ids: Any, expected: Any) -> float | None:
-    """The distance of transformers' float32 logits from its float64 ones; None where it cannot compute these."""
+    """The distance of transformers' float32 logits from its float64 logits; None if it cannot compute float64."""
     import torch
 
     model.config.get_text_config()._experts_implementation = model.config._experts_implementation = "eager"
     torch.set_default_dtype(torch.float64)
     try:
         exact = reference(model.double(), ids)
-    except Exception:  # whatever the model's code says
+    except Exception:  # any error of the model's code
         return None
     finally:
         torch.set_default_dtype(torch.float32)

@@ -1,4 +1,4 @@
-"""What the walk of `families.py` found, one row for each model type, and the table of it."""
+"""The results of `families.py`, one row for each model type, and their table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TITLES = {
 
 @dataclasses.dataclass
 class Row:
-    """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
+    """The result of one model type. `error` is the largest logit difference relative to the largest logit.
 
-    walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted. noise: how far
-    transformers' float32 logits are from its float64 ones, where an error is above the tolerance. changed: what
-    was drawn.
+    walked: the date. pattern: its layers by kind. plan_error: the error of an interpreted GPU launch plan. noise: the
+    distance of transformers' float32 logits from its float64 logits, if an error is above the tolerance. changed: the
+    drawn changes.
     """
 
     model_type: str
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def errors(self) -> list[float]:
-        """Of every comparison that was made."""
+        """The error of every comparison that was made."""
         return [e for e in (self.error, self.engine_error, self.plan_error) if e is not None]
 
     @property
@@ -102,14 +102,14 @@ def markdown(rows: list[Row], versions: str, task: str) -> str:
 
 
 def kept_rows(path: Path | None) -> dict[str, Row]:
-    """The rows of an earlier walk by type, from its JSON file; {} where there is none."""
+    """The rows of an earlier walk by type, from its JSON file; {} if there is no file."""
     if path is None or not path.with_suffix(".json").exists():
         return {}
     return {row["model_type"]: Row(**row) for row in json.loads(path.with_suffix(".json").read_text())}
 
 
 def write(rows: list[Row], path: Path, versions: str, task: str) -> None:
-    """PATH.md and PATH.json."""
+    """Write PATH.md and PATH.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".md").write_text(markdown(rows, versions, task))
     path.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")

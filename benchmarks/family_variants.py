@@ -1,10 +1,10 @@
-"""Drawn configurations of causal-LM types through icc: does what no published configuration has come out equal?
+"""Random configurations of causal-LM types, beyond the published ones: does icc compute the logits of transformers?
 
     python benchmarks/family_variants.py [TYPE ...] [--cases 20] [--seed 0] [--engine] [--jobs 1]
 
 `variants.py` draws them. Each is compared as `families.py` compares a type: transformers' float32 logits against those
-of the reference interpreter and, with --engine, of a CPU engine that takes the prompt in chunks and the end of it token
-by token. Exit code 1 where any differ, or where icc crashed; what it refuses in a line is printed.
+of the reference interpreter and, with --engine, of a CPU engine that reads the prompt in chunks and its end token by
+token. Exit code 1 if any differ or if icc crashed; refusals are printed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOKENS = 37
 
 
 def main(argv: list[str]) -> int:
-    """Command line."""
+    """Run the command line; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--cases", type=int, default=20, help="for each type that is named, or of all")
+    parser.add_argument("--cases", type=int, default=20, help="configurations for each named type, or in total")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)

@@ -1,4 +1,4 @@
-"""How fast the micro-kernel of a format multiplies, on one core, with weights in its caches."""
+"""The speed of a format's micro-kernel on one core, with weights in its caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ extern "C" void rates(double* best, int repeats) {
 
 
 def kernel_speed(kind: str) -> tuple[float, float, float] | None:
-    """Multiply-adds per ns with one row and with eight, and GB/s with one; None for formats of float products."""
+    """Multiply-adds per ns with one row and with eight, GB/s with one; None if the format has float products."""
     from icc.compiler.backends.cpu.isa import host_isas
     from icc.compiler.backends.cpu.kernels.micro import quant_micro
     from icc.compiler.backends.cpu.layouts.codes import CodeTiles

@@ -1,4 +1,4 @@
-"""A small Llama written in each storage format that icc reads, by the format's own library or else by its formula."""
+"""Writes a small Llama in each storage format that icc reads, by the format's own library or else by its formula."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SHAPE: dict[str, Any] = {
 GGUF = (
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 IQ2_XS IQ3_S TQ2_0 F16 BF16".split()
 )  # fmt: skip
-Written = tuple[Any, dict[str, Tensor]]  # the model that a file stands for, its quantized matrices by name
+Written = tuple[Any, dict[str, Tensor]]  # the model with a file's values, and its quantized matrices by name
 
 
 def tiny_model() -> Any:
-    """A Llama whose layers all matter."""
+    """A random Llama in which every layer affects the logits."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def matrices(model: Any) -> dict[str, Tensor]:
 
 
 def write_gguf(kind: str, folder: Path) -> Written:
-    """By the gguf package: its quantizers where it has them, else random blocks; its dequantization."""
+    """Write a GGUF file by the gguf package: its quantizers if it has them, else random blocks."""
     sys.path.insert(0, str(HERE.parent / "tests/formats"))
     from gguf_models import write_model
 
@@ -48,7 +48,7 @@ def write_gguf(kind: str, folder: Path) -> Written:
 
 
 def write_checkpoint(config: dict[str, Any], pack: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]) -> Any:
-    """A writer of safetensors whose matrices of layers `pack` turns into tensors and the values they stand for."""
+    """A writer of safetensors; `pack` turns a layer's matrix into (stored tensors, their values)."""
 
     def write(folder: Path) -> Written:
         from safetensors.torch import load_file, save_file
@@ -71,7 +71,7 @@ def write_checkpoint(config: dict[str, Any], pack: Callable[[Tensor], tuple[dict
 
 
 def words(codes: Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> Tensor:
-    """Codes as int32 words along an axis, from the low bits up."""
+    """Pack codes into int32 words along an axis, from the low bits up, in the given order within a word."""
     each = 32 // bits
     fields = codes.to(torch.int64).movedim(axis, -1).unflatten(-1, (-1, each))[..., list(order or range(each))]
     packed = (fields << torch.arange(0, 32, bits)).sum(-1)
@@ -79,7 +79,7 @@ def words(codes: Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> T
 
 
 def asymmetric(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """codes [N, K], zeros and float16 scales [N, K / group], values."""
+    """Quantize: codes [N, K], zeros and float16 scales [N, K / group], values [N, K]."""
     groups = weight.unflatten(-1, (-1, group))
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     scales = ((high - low) / (2**bits - 1)).to(torch.float16)
@@ -107,7 +107,7 @@ def awq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def compressed(form: str, **arguments: Any) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
-    """compressed-tensors' own compressor of a format, and its decompression."""
+    """A `pack` for `write_checkpoint`: compressed-tensors' own compressor of a format, and its decompression."""
 
     def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         from compressed_tensors.compressors import BaseCompressor
@@ -138,7 +138,7 @@ def compressed(form: str, **arguments: Any) -> Callable[[Tensor], tuple[dict[str
 
 
 def blockwise(kind: str, nested: bool) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
-    """bitsandbytes' 4-bit blocks, and its dequantization."""
+    """A `pack` for `write_checkpoint`: bitsandbytes' 4-bit blocks, and its dequantization."""
 
     def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         from bitsandbytes import functional  # type: ignore[reportMissingImports]
@@ -151,7 +151,7 @@ def blockwise(kind: str, nested: bool) -> Callable[[Tensor], tuple[dict[str, Ten
 
 
 def vectorwise(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """LLM.int8's rows."""
+    """A `pack` for `write_checkpoint`: LLM.int8's rows with a scale each, and their values."""
     from bitsandbytes import functional  # type: ignore[reportMissingImports]
 
     codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
@@ -159,7 +159,7 @@ def vectorwise(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def modelopt(kind: str) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
-    """ModelOpt's tensors, stored as its export does, and their dequantization."""
+    """A `pack` for `write_checkpoint`: ModelOpt's tensors as it exports them, and their dequantization."""
 
     def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor  # type: ignore[reportMissingImports]
@@ -177,7 +177,7 @@ def modelopt(kind: str) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
 
 
 def fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """transformers' own, in DeepSeek's blocks."""
+    """A `pack` for `write_checkpoint`: transformers' own FP8 quantizer, in DeepSeek's blocks, and the values."""
     from types import SimpleNamespace
 
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize

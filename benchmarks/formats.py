@@ -2,25 +2,25 @@
 
     python benchmarks/formats.py [FORMAT ...] [--out benchmarks/results/formats.md]
 
-A small Llama (random weights, rows of 256) is written in each format, by the format's own library where it installs
-here (gguf, compressed-tensors, transformers, bitsandbytes and ModelOpt, whose rows are left out where they cannot be
-imported; else by the format's formula), and compiled for this machine. The last two are none of the tests' packages:
+A small Llama (random weights, rows of 256) is written in each format and compiled for this machine. The writers are the
+formats' own libraries (gguf, compressed-tensors, transformers, bitsandbytes and ModelOpt; a row whose library cannot
+be imported is left out) or else the formats' formulas. The tests do not install the last two libraries:
 
     pip install --no-deps --target /tmp/writers bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 omegaconf \\
         antlr4-python3-runtime==4.9.3 pulp nvidia-ml-py scipy ninja        # and PYTHONPATH=/tmp/writers
 
 Then:
 
-- values: the rows of the weights in the engine, unpacked by its layout and decoded, against those that the library
-  dequantizes, as a set (icc joins matrices and sorts rows of some), bit for bit
-- KL: mean divergence of the engine's logits from transformers' with those values, on random tokens; of icc's own
-  quantizations from the model before
-- tokens: of greedy answers to four prompts, how many are transformers' with those values behind the same tokens; ties:
-  how many others are less likely by TIE at most
+- values: the weight rows of the engine, unpacked by its layout and decoded, against the rows that the library
+  dequantizes, compared as a set (icc joins matrices and sorts rows of some), bit for bit
+- KL: mean divergence of the engine's logits from transformers' with the dequantized values, on random tokens; for
+  icc's own quantizations, from the unquantized model
+- tokens: how many tokens of greedy answers to four prompts transformers also chooses after the same tokens, with the
+  dequantized values; ties: how many of the rest are less likely by less than TIE nats
 - bits: per weight of the matrices of the most frequent format, in the engine and in the file
 - b1, b8: multiply-adds per nanosecond of the format's micro-kernel with 1 and 8 rows on one core, weights in L1 and
-  L2, the least of many runs (so that others on the machine matter little); b1 in gigabytes of weights per second too:
-  what is above a core's share of memory bandwidth is not the kernel's limit
+  L2, by the fastest of many runs (so that other load matters little); b1 also in gigabytes of weights per second: if
+  that exceeds a core's share of memory bandwidth, the kernel is not the bottleneck
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from format_kernels import kernel_speed
 from format_writers import CHECKPOINTS, GGUF, SHAPE, Written, own, write_gguf
 from torch import Tensor
 
-OWN = ("rtn4", "nf4", "mxfp4", "fp8", "int8")  # --quant, without calibration but for int8
-PROMPTS, PROMPT, ANSWER, TIE = 4, 12, 32, 0.1  # how many, tokens, tokens, nats
+OWN = ("rtn4", "nf4", "mxfp4", "fp8", "int8")  # values of --quant; only int8 calibrates
+PROMPTS, PROMPT, ANSWER, TIE = 4, 12, 32, 0.1  # prompts, tokens of each, tokens of an answer, nats
 
 
 @dataclass
 class Row:
-    """One line of the table. values: (rows found, rows expected). bf16: rows found when rounded to it. tokens: equal,
-    near ties, others."""
+    """One line of the table. values: (rows found, rows expected). bf16: rows found after rounding to bf16. tokens:
+    (equal, near ties, others)."""
 
     title: str
     oracle: str
@@ -89,7 +89,7 @@ class Row:
 
 
 def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: str = "none") -> Row:
-    """Write, compile, compare."""
+    """Write the model in a format, compile it and compare."""
     import icc
     from icc.runtime.errors import IccError
 
@@ -125,14 +125,14 @@ def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: st
             rounded = Counter(
                 line.bfloat16().float().numpy().tobytes() for _, values, _ in weights for line in values + 0.0
             )
-            row.bf16 = sum((rounded & needed).values())  # of a library that gives bf16
+            row.bf16 = sum((rounded & needed).values())  # for libraries that dequantize to bf16
             row.file_bits = stored_bits(source, expected)
     row.speed = kernel_speed(row.stored)
     return row
 
 
 def greedy_tokens(model: Any, llm: Any) -> tuple[int, int, int]:
-    """Tokens of the engine's greedy answers: as the model's, near ties, others; each behind the engine's own tokens."""
+    """Compare the engine's greedy tokens with the model's after the same tokens: (equal, near ties, others)."""
     from icc import SamplingParams
 
     prompts = np.random.default_rng(1).integers(3, SHAPE["vocab_size"], (PROMPTS, PROMPT)).tolist()
@@ -147,7 +147,7 @@ def greedy_tokens(model: Any, llm: Any) -> tuple[int, int, int]:
 
 
 def engine_weights(engine: Path) -> list[tuple[str, Tensor, int]]:
-    """Format, values and bytes of each matrix that products read."""
+    """(format, values in float32, bytes) of each quantized matrix that products read."""
     from icc.compiler.backends.cpu.layouts.registry import LAYOUTS
     from icc.compiler.weights.formats.registry import find_format
 
@@ -172,7 +172,7 @@ def engine_weights(engine: Path) -> list[tuple[str, Tensor, int]]:
 
 
 def stored_bits(source: Path, expected: dict[str, Tensor]) -> float:
-    """Of the file, per weight of the quantized matrices: what else is in it is a float16 table and norms."""
+    """Bits of the file per weight of the quantized matrices, without its float16 embedding and head."""
     file = source if source.is_file() else source / "model.safetensors"
     dense = SHAPE["vocab_size"] * SHAPE["hidden_size"] * 2 * (1 if "lm_head.weight" in expected else 2)
     return 8 * (file.stat().st_size - dense) / sum(values.numel() for values in expected.values())

@@ -1,15 +1,14 @@
-"""Bytes against quality: `--quant auto` at several sizes beside the uniform methods, on one text.
+"""Size against quality: `--quant auto` at several sizes beside the uniform methods, on one text.
 
     python benchmarks/frontier_text.py docs.txt
     python benchmarks/frontier.py MODEL --text docs.txt --work FOLDER --sizes 80MB,92MB --quant gptq4 \
         --without q4_1 --out build/frontier
 
-Every engine is compiled for this machine into FOLDER (kept; one that is there is not made again), and then all are run
-as built, kernels included, window by window of 512 tokens, beside MODEL in float32: perplexity, its rise, and the mean
-KL divergence per token. What `auto` measures of a model serves all of its sizes. --without: formats that it may not
-choose.
-Writes OUT.json and OUT.md, and OUT.svg where matplotlib is installed. Rows of an earlier OUT.json stay. --stated adds
-what the issue that asked for this has of others: the same model, 80 KB of other English documentation.
+Every engine is compiled for this machine into FOLDER unless it is there already. Then all engines run with their own
+kernels on windows of 512 tokens, beside MODEL in float32: perplexity, its rise, and the mean KL divergence per token.
+`auto` measures a model once for all sizes; it never chooses the formats of --without.
+Writes OUT.json and OUT.md, and OUT.svg if matplotlib is installed. Rows of an earlier OUT.json stay. --stated adds the
+figures of other engines from the issue that asked for this (same model, 80 KB of other English documentation).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from icc.runtime.loading import open_llm
 from icc.runtime.options import LoadOptions
 
 Row = dict[str, Any]
-SEQ_LEN = 1024  # position tables are part of the bytes
+SEQ_LEN = 1024  # the sizes of engines include position tables of this length
 STATED = {
     "llama.cpp Q4_0": (91.7, 23.3), "llama.cpp IQ4_XS": (92.1, 16.2), "llama.cpp Q3_K_M": (93.5, 13.6),
     "llama.cpp Q4_K_M": (105.5, 6.1), "ik_llama.cpp IQ4_K": (102.0, 7.3),
@@ -46,7 +45,7 @@ STATED = {
 
 
 def build(model: Path, folder: Path, wanted: dict[str, Row], calib: int) -> dict[str, Path]:
-    """The engines, by what they are called in the table."""
+    """Compile the engines that are missing; the paths by name in the table."""
     engines: dict[str, Path] = {}
     auto.measure = _once(auto.measure)
     for name, options in wanted.items():
@@ -59,7 +58,7 @@ def build(model: Path, folder: Path, wanted: dict[str, Row], calib: int) -> dict
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose first result is that of all calls."""
+    """`function`, which returns the result of its first call every time."""
     found: list[Any] = []
 
     def call(*args: Any) -> Any:
@@ -71,7 +70,7 @@ def _once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure(model: Path, windows: Sequence[Sequence[int]], engines: dict[str, Path]) -> dict[str, Row]:
-    """What each engine loses on the windows against the model in float32."""
+    """Perplexity and KL divergence of each engine on the windows, against the model in float32."""
     graph = load_graph(model, SEQ_LEN)
     run_passes(graph, pipelines.canonicalize(), PassContext())
     nll, kl, base, scored, tokens = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0.0), 0.0, 0, 0
@@ -109,7 +108,7 @@ def _report(engine: Path) -> Row:
 
 
 def as_table(rows: dict[str, Row]) -> str:
-    """Markdown, by bytes."""
+    """The rows as a Markdown table, sorted by bytes."""
     lines = ["| | weights | perplexity | KL per token | expected |", "|---|---|---|---|---|"]
     for name, row in sorted(rows.items(), key=lambda item: item[1]["bytes"]):
         expected = "" if row.get("expected_kl") is None else f"{row['expected_kl']:.4f}"
@@ -121,7 +120,7 @@ def as_table(rows: dict[str, Row]) -> str:
 
 
 def draw(rows: dict[str, Row], file: Path) -> None:
-    """The frontier as a picture, where matplotlib is installed."""
+    """Plot the frontier if matplotlib is installed."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -149,13 +148,13 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="where engines are kept")
-    parser.add_argument("--sizes", default="", help="of --quant auto, with commas")
-    parser.add_argument("--quant", default="", help="other methods, with commas")
-    parser.add_argument("--without", default="", help="formats that auto may not choose, with commas")
-    parser.add_argument("--label", default="", help="behind the names of the rows of auto")
+    parser.add_argument("--sizes", default="", help="sizes of --quant auto, comma-separated")
+    parser.add_argument("--quant", default="", help="other methods, comma-separated")
+    parser.add_argument("--without", default="", help="formats that auto may not choose, comma-separated")
+    parser.add_argument("--label", default="", help="appended to the names of the rows of auto")
     parser.add_argument("--calib-sequences", type=int, default=32)
-    parser.add_argument("--windows", type=int, help="of the text, spread over it; all unless told otherwise")
-    parser.add_argument("--stated", action="store_true", help="with the figures of others that the issue has")
+    parser.add_argument("--windows", type=int, help="number of windows, spread over the text; default: all")
+    parser.add_argument("--stated", action="store_true", help="add the issue's figures of other engines")
     parser.add_argument("--write-windows", type=Path, metavar="FILE", help="for frontier_peers.py")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

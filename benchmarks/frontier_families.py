@@ -1,10 +1,10 @@
-"""`--quant auto` beside uniform formats at equal bytes, on tiny models of several families trained for this.
+"""`--quant auto` beside uniform formats at equal bytes, on tiny models of several families that it trains itself.
 
     python benchmarks/frontier_families.py --out benchmarks/results/frontier_families.md
 
-Each model (two layers of 128, the sample's tokenizer) is trained for some hundred steps on four fifths of the bundled
-text; on the last fifth, which neither training nor calibration reads, the stored weights are run by the reference
-interpreter. Bytes are those of an engine for CPUs. Exit code 1 where a uniform method is better than auto.
+Each model (two layers of width 128, the sample's tokenizer) is trained for some hundred steps on four fifths of the
+bundled text. The reference interpreter runs the stored weights on the last fifth, which neither training nor
+calibration reads. Bytes are those of a CPU engine. Exit code 1 if a uniform method is better than auto.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ UNIFORM = ("gptq4", "awq4", "rtn4")
 
 
 def train(family: str, tokens: Tensor, steps: int, folder: Path) -> Path:
-    """A checkpoint of a family."""
+    """Train a model of a family and save it; the checkpoint's folder."""
     torch.manual_seed(0)
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]}, **special))
@@ -73,14 +73,14 @@ def train(family: str, tokens: Tensor, steps: int, folder: Path) -> Path:
 
 
 def quantized(graph: Graph, passes: list[Pass]) -> Graph:
-    """A copy behind the passes."""
+    """A copy of the graph after the passes."""
     copy = graph.copy()
     run_passes(copy, passes, PassContext())
     return copy
 
 
 def engine_bytes(graph: Graph, backend: Backend) -> int:
-    """Of all weights as an engine stores them."""
+    """Bytes of all weights as an engine stores them."""
     copy = graph.copy()
     for phase in (pipelines.attention(), pipelines.fuse()):
         run_passes(copy, phase, PassContext())
@@ -89,7 +89,7 @@ def engine_bytes(graph: Graph, backend: Backend) -> int:
 
 
 def losses(graph: Graph, windows: list[list[int]], wanted: list[Tensor]) -> tuple[float, float]:
-    """Mean negative log-likelihood, and the mean KL divergence from `wanted`, of log-probabilities."""
+    """Mean negative log-likelihood, and mean KL divergence from the log-probabilities `wanted`, in nats per token."""
     nll = kl = 0.0
     for ids, want, logits in zip(windows, wanted, logits_of(graph, windows), strict=True):
         logs = torch.log_softmax(logits, -1)
@@ -99,7 +99,7 @@ def losses(graph: Graph, windows: list[list[int]], wanted: list[Tensor]) -> tupl
 
 
 def compare(family: str, model: Path, calibration: list[list[int]], windows: list[list[int]]) -> list[str]:
-    """Lines of the table: each uniform method, and auto in as many bytes."""
+    """Lines of the table: each uniform method, and auto with as many bytes."""
     graph, backend = load_graph(model, 256), backend_for(TARGETS["cpu"], "f32", False)
     run_passes(graph, pipelines.canonicalize(), PassContext())
     wanted = [torch.log_softmax(logits, -1) for logits in logits_of(graph, windows)]

@@ -6,9 +6,9 @@
     python benchmarks/frontier_peers.py speed $PEER A.engine,B.engine q4km.gguf,q40.gguf
     python benchmarks/frontier_peers.py batch1 $PEER windows.json A.engine,B.engine q4km.gguf,q40.gguf OUT.md
 
-windows.json is what `frontier.py --write-windows` leaves. Speed: 128 greedy tokens behind 32, CPU time, every engine in
-turn in each of five rounds, a process each. batch1: perplexity of all on the same windows, and then the speed, in one
-run; for each engine the ratio to the fastest file that does not predict better (exit code 1 where no engine has 1.3).
+`frontier.py --write-windows` writes windows.json. Speed: 128 greedy tokens after 32, CPU time, five interleaved rounds,
+each engine in its own process. batch1: perplexity of all on the same windows, and then the speed, in one run; for each
+engine the ratio to the fastest file that does not predict better (exit code 1 if no engine reaches 1.3).
 Only `speed`, `batch1` and their engines need icc.
 """
 
@@ -27,11 +27,11 @@ from typing import Any
 
 PROMPT = [1, *range(1000, 1031)]
 TOKENS, ROUNDS = 128, 5
-EQUAL = 2e-3  # perplexities that differ by less are equal: the same values, activations rounded otherwise
+EQUAL = 2e-3  # perplexities that differ by less count as equal: rounding of activations alone does that
 
 
 class Peer:
-    """A GGUF file in llama.cpp with one thread. exact: a cache of float32, not of 16 bits, which is its default."""
+    """A GGUF file in llama.cpp with one thread. exact: a float32 KV cache instead of the default 16 bits."""
 
     def __init__(self, file: str, exact: bool = False) -> None:
         import llama_cpp
@@ -51,7 +51,7 @@ class Peer:
         self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def step(self, ids: Sequence[int], start: int, every: bool = False) -> Any:
-        """Logits [n, vocab] of all tokens, or [1, vocab] of the last."""
+        """Run one step: the logits [n, vocab] of all tokens, or [1, vocab] of the last token."""
         import numpy as np
 
         batch = self.api.llama_batch_init(len(ids), 0, 1)
@@ -93,7 +93,7 @@ def perplexity(windows: str, *files: str) -> None:
 
 
 def perplexity_of_engine(windows: str, engine: str) -> None:
-    """What `perplexity` prints of a file."""
+    """Print the perplexity of an engine as `perplexity` does for a file."""
     import icc
     import numpy as np
 
@@ -138,7 +138,7 @@ def rate_of_engine(engine: str) -> Callable[[], float]:
 
 
 def serve(rate: Callable[[], float]) -> None:
-    """One measurement per line of stdin, behind one that warms up."""
+    """Warm up once, then print one measurement (tokens/s) per line of stdin."""
     rate()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -146,7 +146,7 @@ def serve(rate: Callable[[], float]) -> None:
 
 
 def rates_of(python: str, engines: str, files: str) -> dict[str, list[float]]:
-    """Tokens/s of both sides, measured in turns."""
+    """Tokens/s of all engines and files in each round, interleaved."""
     commands = {name: [sys.executable, __file__, "engine", name] for name in engines.split(",")}
     commands |= {name: [python, __file__, "peer", name] for name in files.split(",")}
     pipe = subprocess.PIPE

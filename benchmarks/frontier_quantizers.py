@@ -6,10 +6,10 @@
     python benchmarks/frontier_quantizers.py measure MODEL windows.json WORK --sequences 16 --out quantizers.md \
         --quant gptq4,awq4 --checkpoints "llm-compressor GPTQ=FOLDER,gptqmodel GPTQ=FOLDER"
 
-All read the same calibration tokens; linear layers are quantized, embedding and head stay as they are. `measure` lets
-icc compile the peers' checkpoints as they are, bit for bit, and runs every engine as built beside MODEL in float32, on
-the windows that `frontier.py --write-windows` leaves. Each peer lives in an environment of its own: NOTES says how they
-were made. Groups of 64, as SmolLM2's width of 576 is no multiple of 128.
+All read the same calibration tokens; linear layers are quantized, embedding and head stay as they are. With `measure`,
+icc compiles the peers' checkpoints bit for bit and runs every engine beside MODEL in float32, on the windows that
+`frontier.py --write-windows` wrote. Each peer has its own environment; NOTES says how they were made. Groups have 64
+elements because SmolLM2's width of 576 is no multiple of 128.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = 64
 
 
 def calibration(model: Path, out: Path, sequences: int) -> None:
-    """The token ids that icc calibrates on."""
+    """Write the token ids that icc calibrates on, as JSON."""
     from icc.compiler.calibration import load_calibration
 
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
@@ -34,7 +34,7 @@ def calibration(model: Path, out: Path, sequences: int) -> None:
 
 
 def llmcompressor(method: str, model: Path, ids: Path, out: Path) -> None:
-    """A checkpoint of compressed-tensors."""
+    """Quantize by llm-compressor and write a compressed-tensors checkpoint."""
     import torch
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
@@ -48,7 +48,7 @@ def llmcompressor(method: str, model: Path, ids: Path, out: Path) -> None:
     groups = {"all": QuantizationScheme(targets=["Linear"], weights=weights)}
     rounds = (GPTQModifier if method == "gptq" else QuantizationModifier)(config_groups=groups, ignore=["lm_head"])
     recipe = [rounds] if method == "gptq" else [AWQModifier(), rounds]
-    if not torch.cuda.is_available():  # AWQ pins what it is going to copy to a GPU, whether there is one or not
+    if not torch.cuda.is_available():  # AWQ pins memory even without a GPU
         torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     data = Dataset.from_dict({"input_ids": sequences, "attention_mask": [[1] * len(row) for row in sequences]})
@@ -60,8 +60,8 @@ def llmcompressor(method: str, model: Path, ids: Path, out: Path) -> None:
 
 
 def gptqmodel(method: str, model: Path, ids: Path, out: Path) -> None:
-    """A checkpoint of GPTQ's or AWQ's format."""
-    os.cpu_count = lambda: 4  # with two it does not start: a pool of it wants more threads than another has
+    """Quantize by gptqmodel and write a checkpoint in GPTQ's or AWQ's format."""
+    os.cpu_count = lambda: 4  # it does not start with two: one of its pools asks for more threads than another has
     from gptqmodel import GPTQModel, QuantizeConfig
 
     kind = {"method": method, "format": "gptq" if method == "gptq" else "gemm"}
@@ -73,7 +73,7 @@ def gptqmodel(method: str, model: Path, ids: Path, out: Path) -> None:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """All engines on the same windows."""
+    """Compile and measure all engines on the same windows, and write the table."""
     from frontier import as_table
     from frontier import measure as run
 
@@ -116,9 +116,9 @@ def main() -> None:
     for name in ("model", "windows", "work"):
         one.add_argument(name, type=Path)
     one.add_argument("--quant", default="gptq4,awq4")
-    one.add_argument("--checkpoints", default="", help="NAME=FOLDER of the peers', with commas")
-    one.add_argument("--sequences", type=int, default=32, help="of calibration, for icc's own")
-    one.add_argument("--every", type=int, default=1, help="so many windows apart")
+    one.add_argument("--checkpoints", default="", help="NAME=FOLDER of the peers' checkpoints, comma-separated")
+    one.add_argument("--sequences", type=int, default=32, help="calibration sequences of icc's own methods")
+    one.add_argument("--every", type=int, default=1, help="take every N-th window")
     one.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     begin = time.process_time()

@@ -1,9 +1,9 @@
-"""The text that benchmarks/frontier.py measures on: 80 KB of English documentation that is installed with icc's tests.
+"""Write the text for benchmarks/frontier.py: 80 KB of English documentation that is installed with icc's tests.
 
     python benchmarks/frontier_text.py docs.txt
 
-Half of it is Python's own documentation, as `pydoc` has it (pydoc_data.topics), half the long descriptions of installed
-packages, in equal parts. Neither is in the calibration text, which is source code of the standard library.
+Half of it is Python's own documentation (pydoc_data.topics), half the long descriptions of installed packages, in
+equal parts. Neither is in the calibration text, which is source code of the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGES = ("fastapi", "msgspec", "numpy", "pytest", "tokenizers", "torch", "tra
 
 
 def documentation(size: int = SIZE) -> str:
-    """So many characters, the same on every machine with the same versions."""
+    """`size` characters of documentation, equal on every machine with the same package versions."""
     python = sorted(topics, key=lambda name: (len(topics[name]), name))[len(topics) // 2 :: 3]
     manual = "\n\n".join(topics[name].strip() for name in python)
     each = size // 2 // len(PACKAGES)

@@ -1,11 +1,11 @@
-"""Architectures of GGUF files, each written by llama.cpp's own converter: does icc's graph give transformers' logits?
+"""GGUF files of many architectures, written by llama.cpp's own converter: does icc's graph give transformers' logits?
 
     python benchmarks/gguf_architectures.py LLAMA_CPP [NAME ...] [--out benchmarks/results/gguf_architectures.md]
                                             [--record tests/formats/data/gguf_architectures.json]
 
 LLAMA_CPP is a checkout of llama.cpp, or `vendor/llama.cpp` of llama-cpp-python's source on PyPI. Each model has random
-weights and tiny sizes, is converted without a vocabulary as float32, and is read back. `--record` keeps metadata,
-tensor names and what the configuration should be, which a test compares offline.
+weights and tiny sizes, is converted without a vocabulary as float32, and is read back. `--record` writes the metadata,
+tensor names and expected configuration, which a test compares offline.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ IDS = [5, 17, 33, 8, 99, 101, 3, 44, 71, 12, 13, 65, 110, 7]
 
 
 def convert(name: str, folder: Path) -> tuple[Any, Path]:
-    """Write a model and its GGUF file; transformers' model."""
+    """Write a model and its GGUF file; transformers' model, and the file's path."""
     import gguf
     import transformers
     from conversion import ModelBase, ModelType, TextModel, get_model_architecture, get_model_class  # type: ignore
 
     kind, facts, more = MODELS[name]
     torch.manual_seed(0)
-    ModelBase.no_mtp = True  # layers that guess are none of the model's
+    ModelBase.no_mtp = True  # without draft (multi-token prediction) layers
     config = getattr(transformers, kind)(**facts)
     builder = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
     model = builder.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -49,7 +49,7 @@ def convert(name: str, folder: Path) -> tuple[Any, Path]:
     model.save_pretrained(where)
     written = json.loads((where / "config.json").read_text())
     (where / "config.json").write_text(json.dumps(written | more))
-    if name.startswith("gemma"):  # of which the converter wants to know how many tokens there are
+    if name.startswith("gemma"):  # the converter asks for the number of tokens
         vocabulary = {"model": {"vocab": {str(i): i for i in range(120)}}, "added_tokens": []}
         (where / "tokenizer.json").write_text(json.dumps(vocabulary))
     writer = get_model_class(get_model_architecture(ModelBase.load_hparams(where, False), ModelType.TEXT))
@@ -63,7 +63,7 @@ def convert(name: str, folder: Path) -> tuple[Any, Path]:
 
 
 def difference(model: Any, path: Path) -> float:
-    """Largest difference of logits, or of an encoder's hidden states, over the largest of them."""
+    """The largest difference of logits, or of an encoder's hidden states, relative to the largest of them."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
 
@@ -77,8 +77,8 @@ def difference(model: Any, path: Path) -> float:
 
 
 def record(model: Any, path: Path) -> dict[str, Any]:
-    """The file without its values and what layers have alike, and what differs in the model's configuration from its
-    type's own."""
+    """The file's metadata, its tensors once per kind of layer with shapes but without values (except rope factors), and
+    the model's configuration where it differs from its type's defaults."""
     from icc.runtime.format.gguf import read_container
 
     container = read_container(path)

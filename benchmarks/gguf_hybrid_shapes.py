@@ -1,4 +1,4 @@
-"""More tiny models for `gguf_architectures.py`: layers with states, mixtures of experts, and what else both know."""
+"""More tiny models for `gguf_architectures.py`: recurrent layers, mixtures of experts, and other architectures."""
 
 from __future__ import annotations
 

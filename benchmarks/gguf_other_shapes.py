@@ -1,4 +1,4 @@
-"""More tiny models for `gguf_architectures.py`: numbers that are not their types' defaults, which the file must say."""
+"""More tiny models for `gguf_architectures.py`: values other than their types' defaults, which the file must hold."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ FAR = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
-# by name: transformers' class, its arguments, and keys that the converter asks for and transformers 5 no longer writes
+# by name: transformers' class, its arguments, and keys that the converter needs but transformers 5 no longer writes
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaConfig", GQA, {}),
     "llama-tied-llama3": ("LlamaConfig", {**GQA, **LLAMA3, "tie_word_embeddings": True}, {}),

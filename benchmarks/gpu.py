@@ -1,4 +1,4 @@
-"""icc on this machine's NVIDIA GPU: correctness, then speed against the hardware's limits and against transformers.
+"""icc on this machine's NVIDIA GPU: correctness, then speed against the hardware's limits and transformers.
 
     python benchmarks/gpu.py --target h200 --shapes llama-1b --quants none,awq4 --out results/gpu-h200-1b
     python benchmarks/gpu.py --target h200 --shapes llama-8b --quants none,rtn4 --engines icc --out results/gpu-h200-8b
@@ -7,12 +7,12 @@
 Everything is measured in one run: the GPU's copy bandwidth and bf16 matmul peak; decode tokens/s at batch 1, 8, 32 and
 128 and prefill tokens/s of 2,048 tokens; the same work by transformers with a static cache and torch.compile, and by
 its continuous batching. Checkpoints have random weights; they and the engines are written to --work and reused, so that
-a run that ran out of --minutes can be repeated; on random weights rtn4 is as fast as awq4 and calibrates nothing.
+a run that exceeded --minutes can be repeated. On random weights rtn4 is as fast as awq4 and needs no calibration.
 Before it is timed, each engine's logits are compared with transformers' in float32 on the same GPU (`none`), or with
-the unquantized engine's (4 bits: only the order of magnitude of the error says something on random weights).
+the unquantized engine's (4 bits: with random weights only the order of magnitude of the error is meaningful).
 
 Needs torch with CUDA, transformers, triton, cuda-bindings, and icc on the path. Writes OUT.json after every stage, and
-OUT.svg where matplotlib is installed. A stage that fails is a row that says so; if one was icc's, the status is 1.
+OUT.svg if matplotlib is installed. A stage that fails gives a row with the error; if it is icc's, the status is 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from icc.runtime.format.operands import WeightOperand
 from make_model import write
 
 ENGINE_LIMITS = {"max_seq_len": PREFILL + OUTPUT, "max_batch_size": max(BATCHES), "max_step_tokens": PREFILL}
-KV_BYTES = 16 << 30  # for all batches, and room beside it for an 8B in float32, which the logits are compared with
+KV_BYTES = 16 << 30  # holds all batches, and leaves memory for the 8B reference in float32
 
 
 def main() -> int:
@@ -52,12 +52,12 @@ def main() -> int:
     parser.add_argument("--target", required=True)
     parser.add_argument("--shapes", default="llama-1b,llama-8b")
     parser.add_argument("--quants", default="none,awq4")
-    parser.add_argument("--engines", default="icc,static,batching", help="icc, and what it is compared with")
+    parser.add_argument("--engines", default="icc,static,batching", help="icc, and the peers: static, batching")
     parser.add_argument("--work", type=Path, default=Path("build/gpu"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no stage after so many")
-    parser.add_argument("--no-reference", action="store_true", help="times alone: no logits of transformers in float32")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no stage after this many minutes")
+    parser.add_argument("--no-reference", action="store_true", help="only times: logits are not compared")
     a = parser.parse_args()
     results: dict[str, Any] = {"date": date.today().isoformat(), "versions": versions(), "device": device_limits()}
     print(json.dumps(results, indent=1), flush=True)
@@ -78,7 +78,7 @@ Stage = tuple[dict[str, Any], Callable[[], list[dict[str, Any]]]]
 
 
 def stages(a: argparse.Namespace, device: dict[str, Any]) -> Iterator[Stage]:
-    """What to measure, in order: what is the same in all rows of a stage, and the work that gives its rows."""
+    """Yield the stages in order: the fields that all rows of a stage share, and the work that returns its rows."""
     engines = a.engines.split(",")
     for shape in a.shapes.split(","):
         model = a.work / shape
@@ -96,7 +96,7 @@ def stages(a: argparse.Namespace, device: dict[str, Any]) -> Iterator[Stage]:
 
 
 def write_checkpoint(shape: str, model: Path) -> list[dict[str, Any]]:
-    """Write it under another name first: what was cut off is not reused."""
+    """Write a checkpoint, first under another name, so that an incomplete one is never reused."""
     start, part = time.perf_counter(), model.with_name(f"{model.name}.part")
     write(shape, part, device="cuda")
     part.rename(model)
@@ -104,7 +104,7 @@ def write_checkpoint(shape: str, model: Path) -> list[dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """What the run depends on."""
+    """Versions of icc, Python and the packages that the run depends on, by name."""
     known = {found.metadata["Name"]: found.version for found in distributions()}
     names = ("torch", "transformers", "triton", "cuda-bindings")
     return {"icc": icc.__version__, "python": sys.version.split()[0]} | {n: known.get(n, "none") for n in names}
@@ -125,7 +125,7 @@ def device_limits() -> dict[str, Any]:
 
 
 def compile_engine(model: Path, engine: Path, target: str, quant: str) -> Path:
-    """Compile unless it is there."""
+    """Compile an engine unless it exists; its path."""
     if not (engine / "engine.json").is_file():
         start = time.perf_counter()
         icc.compile(model, engine, target=target, quant=quant, calib_sequences=8, calib_length=256, **ENGINE_LIMITS)
@@ -158,7 +158,7 @@ def measure_engine(
 
 
 def streamed_bytes(llm: icc.LLM) -> int:
-    """Bytes of weights that a decode step reads: all that products read; of an embedding only rows are read."""
+    """Bytes of weights that a decode step reads: all weights of products; the few rows of an embedding do not count."""
     assert llm.engine is not None
     program = program_of(llm.engine)
     read = {
@@ -172,7 +172,7 @@ def streamed_bytes(llm: icc.LLM) -> int:
 
 
 def prefill_flops(llm: icc.LLM) -> float:
-    """Operations per token of a prompt in its products with weights: not the head, which sees few of them."""
+    """Operations per prompt token in products with weights, without the head, which runs for few tokens."""
     assert llm.engine is not None
     steps = program_of(llm.engine).steps
     return 2.0 * sum(step.n * step.k for step in steps if isinstance(step, RowProduct) and step.rows == "tokens")
@@ -185,7 +185,7 @@ def kv_bytes_per_token(llm: icc.LLM) -> float:
 
 
 def logits_error(llm: icc.LLM, model: Path) -> float:
-    """Largest difference from transformers' float32 logits, relative to the largest of them."""
+    """The largest difference from transformers' float32 logits, relative to the largest logit."""
     from transformers import AutoModelForCausalLM
 
     ids = np.random.default_rng(1).integers(3, 1000, 64).tolist()
@@ -198,7 +198,7 @@ def logits_error(llm: icc.LLM, model: Path) -> float:
 
 
 def attempt(work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What fails is reported, not hidden, and does not end the run."""
+    """The rows of a stage; if it fails, one row with the error, so that the run continues."""
     try:
         return work()
     except Exception as error:
@@ -210,13 +210,13 @@ def attempt(work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def save(results: dict[str, Any], out: Path) -> None:
-    """What is known so far: a run that is cut off keeps it."""
+    """Write the results so far as JSON, for runs that are interrupted."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def as_table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """The results as a text table."""
     device = results["device"]
     lines = [f"{device['name']}: copy {device['copy_gb_s']:.0f} GB/s, matmul {device['matmul_tflop_s']:.0f} TFLOP/s"]
     for row in results["rows"]:

@@ -1,13 +1,13 @@
-"""Attention kernels on this machine's GPU: against float64, then every tiling beside torch's attention.
+"""Attention kernels on this machine's GPU: correctness against float64, then the speed of every tiling beside torch's.
 
     python benchmarks/gpu_attention.py [--target h100] [--only prefill,decode,latent,dims] [--compile-only]
 
-prefill: prompts of Llama 8B (32 query heads over 8 of keys, 128 dims, bf16), alone and behind a cache; decode: batches
-of it; latent: decode steps of DeepSeek V3's heads (128 over one latent of 576 dims, values its first 512); dims:
-prompts of these, and of heads of 64 and 256 dims. Each is checked at a small size against float64, then timed in CUDA
-graphs over several caches, so that no key comes out of L2. Printed is what the cost model picks, the fastest tilings,
-TFLOP/s or GB/s, and torch's scaled_dot_product_attention (flash and cuDNN) on keys that lie in a row. The status is 0
-if all answers are right.
+prefill: prompts of Llama 8B (32 query heads, 8 KV heads, 128 dims, bf16), alone and after a cached prefix; decode: its
+decode batches; latent: decode steps of DeepSeek V3's heads (128 over one latent of 576 dims, values are its first 512);
+dims: prompts of these, and of heads of 64 and 256 dims. Each is checked at a small size against float64, then timed in
+CUDA graphs over several caches, so that no key comes out of L2. Prints the cost model's choice, the fastest tilings,
+TFLOP/s or GB/s, and torch's scaled_dot_product_attention (flash and cuDNN) on contiguous keys. The status is 0 if all
+answers are right.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from icc.runtime.format.plan import COUNTERS
 
 LIMITS = Limits(max_seq_len=16384, max_batch_size=64, max_step_tokens=8192)
 BLOCK = 64
-IMPRECISE = 1.5e-2  # of the largest: weights are rounded to bf16, and so are results
+IMPRECISE = 1.5e-2  # error relative to the largest result; attention weights and results are rounded to bf16
 COLD = 160 << 20  # bytes of caches, more than L2 holds
-SHOWN = 6  # of the fastest tilings
+SHOWN = 6  # how many of the fastest tilings are printed
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Heads and dims."""
+    """The heads of a layer and their dims. shared: values are the first dims of the keys (a latent)."""
 
     q_heads: int
     kv_heads: int
@@ -60,7 +60,7 @@ class Layer:
     shared: bool = False
 
     def kernel(self) -> AttentionKernel:
-        """Over bf16 pages; queries are rotated already."""
+        """Its kernel over bf16 pages, for queries that are rotated already."""
         kv = KVLayer(self.kv_heads, self.key_dim, self.value_dim, shared=self.shared, align=KV_ALIGN)
         q = BufferOperand("q", "bf16", self.q_heads * self.key_dim)
         o = BufferOperand("o", "bf16", self.q_heads * self.value_dim)
@@ -72,7 +72,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Case:
-    """So many sequences of `before` tokens in the cache and `new` ones in the step."""
+    """`seqs` sequences, each with `before` tokens in the cache and `new` tokens in the step."""
 
     layer: Layer
     seqs: int
@@ -90,7 +90,7 @@ class Case:
 
     @property
     def read(self) -> float:
-        """Bytes of the cache."""
+        """Bytes of the cache that the step reads."""
         layer = self.layer
         dims = layer.key_dim + (0 if layer.shared else layer.value_dim)
         return 2.0 * self.seqs * (self.before + self.new) * layer.kv_heads * dims
@@ -126,7 +126,7 @@ CHECKED = {
 
 
 def choices(case: Case, tuner: Tuner) -> Iterator[Choice]:
-    """What the cost model picks, then everything else that might be faster."""
+    """Yield the tiling that the cost model picks, then all others that may be faster."""
     kernel, shape = case.layer.kernel(), Shape(case.seqs * case.new, case.decode)
     splits = kernel._splits(shape, LIMITS, tuner)
     picked = decode_tiling(kernel.workload, tuner) if case.decode else mixed_tiling(*_facts(kernel, shape, tuner))
@@ -150,7 +150,7 @@ def _facts(kernel: AttentionKernel, shape: Shape, tuner: Tuner) -> tuple[Workloa
 
 
 def _others(case: Case) -> Iterator[tuple[int, int, int, int, int]]:
-    """Query heads, rows, keys, warps and stages of tilings worth a try."""
+    """(query heads, rows, keys, warps, stages) of tilings worth a try."""
     group = case.layer.q_heads // case.layer.kv_heads
     if case.decode:
         for rows, warps in ((16, 4), (32, 8), (64, 8)) if group > 64 else ((16, 4),):
@@ -170,7 +170,7 @@ def text_of(t: AttentionTiling) -> str:
 
 
 def tensors_of(case: Case, splits: int, caches: int = 1) -> list[dict[str, torch.Tensor]]:
-    """Operands over pages in random order."""
+    """Random operands, one set per cache, over pages in random order."""
     layer, kernel = case.layer, case.layer.kernel()
     length, tokens = case.before + case.new, case.seqs * case.new
     each = -(-length // BLOCK)
@@ -195,7 +195,7 @@ def tensors_of(case: Case, splits: int, caches: int = 1) -> list[dict[str, torch
 
 
 def put(device: Device, choice: Choice, case: Case, given: dict[str, torch.Tensor]) -> None:
-    """All launches on the stream."""
+    """Launch all kernels of a tiling on the stream."""
     sizes = {
         "num_tokens": case.seqs * case.new, "num_seqs": case.seqs, "max_blocks": given["block_tables"].shape[1],
         "num_moves": 0,
@@ -205,7 +205,7 @@ def put(device: Device, choice: Choice, case: Case, given: dict[str, torch.Tenso
 
 
 def expected(case: Case, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """float64 [tokens, heads * value_dim]."""
+    """The reference result in float64 [tokens, heads * value_dim]."""
     layer, kernel = case.layer, case.layer.kernel()
     length, found = case.before + case.new, []
     for seq in range(case.seqs):
@@ -236,7 +236,7 @@ def error_of(device: Device, choice: Choice, case: Case, given: dict[str, torch.
 
 
 def peer(case: Case, caches: int) -> dict[str, float]:
-    """Microseconds of torch's kernels on keys in a row."""
+    """Microseconds of torch's flash and cuDNN kernels on contiguous keys, by name."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
 
@@ -265,7 +265,7 @@ def peer(case: Case, caches: int) -> dict[str, float]:
 
 
 def compare(device: Device, name: str, cases: tuple[Case, ...], tuner: Tuner) -> dict[str, float]:
-    """The largest error of each choice by its name."""
+    """Check every tiling on small cases; the largest relative error by tiling."""
     found: dict[str, float] = {}
     for case in cases:
         torch.manual_seed(0)
@@ -282,7 +282,7 @@ def compare(device: Device, name: str, cases: tuple[Case, ...], tuner: Tuner) ->
 
 
 def measure(device: Device, case: Case, tuner: Tuner, until: float) -> None:
-    """Time the choices that fit, and torch's kernels."""
+    """Time the tilings that compiled, until the time `until`, and torch's kernels."""
     caches = max(1, min(int(COLD // case.read), 8))
     picked, rows = "", []
     givens = tensors_of(case, MOST_SPLITS if case.decode else 1, caches)
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--target", default="h100")
     parser.add_argument("--only", default="prefill,decode,latent,dims")
     parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for times; what is left then is not timed")
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit for timing; cases after it are skipped")
     a = parser.parse_args()
     tuner = Tuner(TARGETS[a.target])
     names = a.only.split(",")

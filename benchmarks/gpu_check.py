@@ -1,20 +1,20 @@
-"""The first thing to run on a GPU: does what was only interpreted compute the same there? No speed is measured.
+"""The first script to run on a GPU: do kernels compute there what they compute interpreted? It measures no speed.
 
     python benchmarks/gpu_check.py --target h200 --out results/gpu-check
 
-Compiles the sample checkpoint (a few million parameters, about a minute) and checks on the GPU, each check apart:
+Compiles the sample checkpoint (a few million parameters, about a minute) and runs separate checks on the GPU:
 
 logits: of a prompt, against transformers in float32 on the CPU (bf16 weights; interpreted: 0.6 %), and 4-bit against
 icc's CPU engine, whose products round their inputs to 8 bits (interpreted: 2.1 %). cache: greedy tokens alone, again
-out of the prefix cache, and in batches of 2 to 16. spec: greedy tokens with every drafter against plain decoding. bits:
-a `--deterministic` engine gives the same tokens and logprobs, to the bit, alone, in batches, and out of the prefix
-cache. seeds: a sampled completion is the same alone and in a batch. memory: all of it is given back. wide: one layer of
-an 8B's widths gives the same bits in twenty runs of 400 tokens, and the CPU's logits: products of many steps, where
-matrix units run on beside what comes next, were wrong now and then when narrow ones were right.
+from the prefix cache, and in batches of 2 to 16. spec: greedy tokens with every drafter against plain decoding. bits: a
+`--deterministic` engine gives bit-identical tokens and logprobs alone, in batches, and from the prefix cache. seeds: a
+sampled completion is the same alone and in a batch. memory: all GPU memory is released. wide: one layer with an 8B's
+widths gives the same bits in twenty runs of 400 tokens, and the CPU's logits: products with many steps, in which matrix
+units still run while the next step begins, were sometimes wrong when narrow products were right.
 
-Greedy tokens may part at near ties where the kernels of two batch sizes round differently: reported is the share of
-tokens before the first that differs, and below 90 % the check fails. Writes OUT.json after every check; the status is
-the number of checks that failed.
+Greedy tokens may differ after near ties, because the kernels of two batch sizes round differently: a check reports the
+share of tokens before the first difference, and fails at 90 % or less. Writes OUT.json after every check; the status is
+the number of failed checks.
 Under compute-sanitizer: `compute-sanitizer --tool memcheck python benchmarks/gpu_check.py ...` (or racecheck).
 """
 
@@ -53,14 +53,14 @@ class Engines:
         self._target, self._work = target, work
 
     def path(self, name: str, target: str = "", **options: Any) -> Path:
-        """The engine of that name."""
+        """The path of an engine of the sample checkpoint; `options` are those of its compile."""
         path = self._work / f"{target or self._target}-{name}.engine"
         if not (path / "engine.json").is_file():
             icc.compile(SAMPLES / "pystd", path, target=target or self._target, **LIMITS, **options)
         return path
 
     def wide(self, quant: str, target: str = "") -> Path:
-        """The engine of one layer."""
+        """The path of the engine of one layer."""
         model, path = self._work / "wide", self._work / f"{target or self._target}-wide-{quant}.engine"
         if not (model / "model.safetensors").is_file():
             make_model.SHAPES["wide"] = (4096, 1, 32, 8, 14336, 4096, True)
@@ -70,12 +70,12 @@ class Engines:
         return path
 
     def load(self, name: str, drafter: str = "none", **options: Any) -> icc.LLM:
-        """The engine of that name, loaded."""
+        """Load the engine `name`."""
         return icc.load(self.path(name, **options), spec=drafter)
 
 
 def checks(engines: Engines) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """All checks by name."""
+    """Yield (name, check) of all checks."""
     for name, options in (("none", {}), ("rtn4", {"quant": "rtn4"}), ("kv8", {"quant": "rtn4", "kv_cache": "int8"})):
         yield f"logits {name}", partial(check_logits, engines, name, options)
         yield f"cache {name}", partial(check_cache, engines, name, options)
@@ -90,7 +90,7 @@ def checks(engines: Engines) -> Iterator[tuple[str, Callable[[], Found]]]:
 
 
 def check_logits(engines: Engines, name: str, options: dict[str, Any]) -> Found:
-    """Against a float32 model, or, quantized, against what the same weights give on the CPU."""
+    """Logits against a float32 model or, if quantized, against icc's CPU engine with the same weights."""
     with engines.load(name, **options) as llm:
         ids = llm.encode("".join(TEXTS))[:200]
         found = llm.logits(ids)
@@ -105,7 +105,7 @@ def check_logits(engines: Engines, name: str, options: dict[str, Any]) -> Found:
 
 
 def check_wide(engines: Engines, quant: str) -> Found:
-    """Steps of 400 rows, again and again, and what the same weights give on the CPU."""
+    """Repeated steps of 400 rows give the same bits, and the logits of the CPU engine with the same weights."""
     ids = np.random.default_rng(0).integers(3, 4000, 400).tolist()
     with icc.load(engines.wide(quant)) as llm:
         runs = [llm.logits(ids) for _ in range(20)]
@@ -127,7 +127,7 @@ def transformers_logits(ids: Sequence[int]) -> np.ndarray:
 
 
 def check_cache(engines: Engines, name: str, options: dict[str, Any]) -> Found:
-    """Tokens alone, as batch-mates, and out of the prefix cache; the CUDA graphs of several batch sizes."""
+    """Greedy tokens alone, in batches (the CUDA graphs of several sizes), and from the prefix cache."""
     with engines.load(name, **options) as llm:
         alone = [llm.generate([text], GREEDY)[0].token_ids for text in TEXTS]
         shares = {"again": share(llm.generate(list(TEXTS), GREEDY), alone)}
@@ -139,7 +139,7 @@ def check_cache(engines: Engines, name: str, options: dict[str, Any]) -> Found:
 
 
 def share(found: Sequence[icc.Completion], expected: Sequence[Sequence[int]]) -> float:
-    """Of tokens that are equal up to the first that is not."""
+    """The share of tokens before the first difference of each completion."""
     right = total = 0
     for one, wanted in zip(found, expected, strict=True):
         agree = np.array(one.token_ids) == np.array(wanted)
@@ -149,7 +149,7 @@ def share(found: Sequence[icc.Completion], expected: Sequence[Sequence[int]]) ->
 
 
 def check_speculation(engines: Engines, spec: str) -> Found:
-    """Tokens are those without it, and some guesses are right."""
+    """Tokens are those of plain decoding, and some guesses are accepted."""
     heads = {"quant": "rtn4", "spec": f"medusa:{SAMPLES / 'pystd-medusa'}"}
     named = {"medusa": ("medusa", heads), "layer-skip": ("skip", {"quant": "rtn4", "spec": "layer-skip:2"})}
     name, options = named.get(spec, ("rtn4", {"quant": "rtn4"}))
@@ -166,7 +166,7 @@ def check_speculation(engines: Engines, spec: str) -> Found:
 
 
 def check_bits(engines: Engines, name: str, options: dict[str, Any]) -> Found:
-    """Every completion, with its logprobs, alone, in batches of several sizes, and from cached prefixes."""
+    """Tokens and logprobs have the same bits alone, in batches of several sizes, and from cached prefixes."""
     with engines.load(name, **options) as llm:
         alone = [_bits(llm.generate([text], WARM)[0]) for text in TEXTS]
         wrong: dict[str, int] = {}
@@ -183,7 +183,7 @@ def _bits(one: icc.Completion) -> tuple[Any, Any]:
 
 
 def check_seeds(engines: Engines) -> Found:
-    """A seed decides, whatever the batch-mates ask for."""
+    """A seeded completion does not depend on the sampling parameters of others in the batch."""
     with engines.load("rtn4", quant="rtn4") as llm:
         alone = llm.generate([TEXTS[0]], WARM)
         other = icc.SamplingParams(max_tokens=32, temperature=1.3, top_k=7, min_p=0.01, seed=5, ignore_eos=True)
@@ -193,7 +193,7 @@ def check_seeds(engines: Engines) -> Found:
 
 
 def check_memory(engines: Engines) -> Found:
-    """Ten loads leave as much free as one."""
+    """Free GPU memory after ten loads is that after two, up to 16 MiB."""
     from icc.runtime.executor.cuda.driver import Cuda
 
     free = []
@@ -208,12 +208,12 @@ def check_memory(engines: Engines) -> Found:
 
 
 def main() -> int:
-    """Run all checks; how many failed."""
+    """Run all checks; the number that failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
     parser.add_argument("--work", type=Path, default=Path("build/gpu-check"))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="checks whose name begins so")
+    parser.add_argument("--only", default="", help="checks whose name begins with this")
     a = parser.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     a.out.parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def main() -> int:
         start = time.perf_counter()
         try:
             passed, facts = check()
-        except Exception as error:  # the other checks may say why
+        except Exception as error:  # continue: other checks may show the reason
             traceback.print_exc()
             passed, facts = False, {"error": f"{type(error).__name__}: {error}"[:500]}
         rows.append({"check": name, "passed": passed, "seconds": round(time.perf_counter() - start, 1), **facts})

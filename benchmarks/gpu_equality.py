@@ -1,11 +1,11 @@
-"""GPU engines without a GPU: every family's launch plan, run by Triton's interpreter, against the reference.
+"""GPU engines without a GPU: every family's launch plan in Triton's interpreter, against the reference interpreter.
 
     python benchmarks/gpu_equality.py [--out benchmarks/results/gpu_equality.md]
 
 For each tiny checkpoint of the tests and each quantization: the largest relative error of the logits of a chunked
-prefill against the reference interpreter, and whether the greedy tokens of four requests that share steps, prefixes and
-too few KV blocks are those of the reference. float32 checkpoints compute in float32; bf16 ones in bf16 with float32
-sums, and there only the error is shown (random weights leave near ties that rounding decides).
+prefill against the reference interpreter, and whether four requests that share steps, prefixes and too few KV blocks
+get the reference's greedy tokens. float32 checkpoints compute in float32; bf16 checkpoints compute in bf16 with float32
+sums, for which only the error is shown (random weights leave near ties that rounding decides).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMITS = Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16)
 
 
 def error_of(engine: GpuEngine) -> float:
-    """Largest difference of a prefill's logits, relative to the largest logit."""
+    """The largest difference of a prefill's logits from the reference, relative to the largest logit."""
     ids = np.random.default_rng(0).integers(3, 119, 37).tolist()
     expected = interpret(engine.graph, ids).numpy()
     with engine.llm() as llm:
@@ -59,7 +59,7 @@ def main() -> None:
     """Walk all configurations and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", help="configurations whose name begins so")
+    parser.add_argument("--only", help="configurations whose name begins with this")
     a = parser.parse_args()
     lines = [
         "| configuration | none f32: error | tokens | awq4 f32: error | tokens | none bf16: error | kernels |",
@@ -70,7 +70,7 @@ def main() -> None:
             continue
         cells, kernels = [], 0
         for dtype, quant in (("float32", "none"), ("float32", "awq4"), ("bfloat16", "none")):
-            with tempfile.TemporaryDirectory() as folder:  # weights are read from it as long as the graph is run
+            with tempfile.TemporaryDirectory() as folder:  # the graph reads its weights from this folder while it runs
                 tiny.save_tiny(config, Path(folder), dtype)
                 engine = build(Path(folder), quant, LIMITS)
                 cells.append(f"{error_of(engine):.1e}")

@@ -1,13 +1,13 @@
-"""How long this machine's GPU waits for the host: 64 sequences that come and go, steps run ahead or one by one.
+"""How long this machine's GPU waits for the host: 64 sequences that come and go, with and without scheduling ahead.
 
     python benchmarks/gpu_idle.py --target h100
     python benchmarks/gpu_idle.py --target h100 --engine build/gpu/llama-8b-awq4.engine
 
-CUDA events stand around each step on the stream, from its first copy to its last; what lies between the end of a step
-and the beginning of the next one is idle time. With --trace, torch's profiler tells the same of single kernels: the
-share of the time in which any kernel or copy runs, and of that in gaps of 20 us and more. The host's time per step is
-that of `EngineLoop.step` without the wait for the device. Without --engine, a random checkpoint of --shape is compiled
-to --work, for 64 sequences and 512 tokens per step. Needs torch with CUDA, cuda-bindings, and icc on the path.
+CUDA events enclose each step on the stream, from its first copy to its last; the time between the end of a step and the
+beginning of the next is idle time. With --trace, torch's profiler measures the same for single kernels: the share of
+time in which any kernel or copy runs, and the share in gaps of 20 us and more. The host's time per step is that of
+`EngineLoop.step` without the wait for the device. Without --engine, a random checkpoint of --shape is compiled to
+--work, for 64 sequences and 512 tokens per step. Needs torch with CUDA, cuda-bindings, and icc on the path.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ SEQUENCES, STEP_TOKENS, MOST_EVENTS = 64, 512, 1 << 16
 
 
 def main() -> int:
-    """Measure; a line of JSON per run, and the verdict last."""
+    """Measure, print a line of JSON per run, and whether the goal is met; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
     parser.add_argument("--engine", type=Path, help="an engine directory of this target")
     parser.add_argument("--shape", default="llama-1b")
     parser.add_argument("--quant", default="rtn4")
     parser.add_argument("--work", type=Path, default=Path("build/gpu"))
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
-    parser.add_argument("--trace", action="store_true", help="let torch's profiler trace a last run")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of each run")
+    parser.add_argument("--trace", action="store_true", help="trace one more run by torch's profiler")
     a = parser.parse_args()
     engine = a.engine or compiled(a)
     shares = {}
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def compiled(a: argparse.Namespace) -> Path:
-    """An engine with random weights, unless it is there."""
+    """Compile an engine with random weights unless it exists; its path."""
     model, engine = a.work / a.shape, a.work / f"{a.shape}-{a.quant}-64.engine"
     if not (model / "model.safetensors").is_file():
         write(a.shape, model, device="cuda")
@@ -70,7 +70,7 @@ def compiled(a: argparse.Namespace) -> Path:
 
 
 class Watch:
-    """Events and host times around the steps of a CUDA device, as long as it is entered."""
+    """Records events and host times around the steps of a CUDA device, inside a `with` block."""
 
     def __init__(self, llm: icc.LLM) -> None:
         self.device: Any = llm.loop.executor.device  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ class Watch:
         return event
 
     def steps_and_gaps(self) -> tuple[list[float], list[float]]:
-        """Milliseconds of each step, and before each but the first."""
+        """Milliseconds of each step, and of the gap before each step except the first."""
         elapsed: Callable[..., float] = lambda a, b: self.cuda.call("cuEventElapsedTime", a, b)  # noqa: E731
         steps = [elapsed(*pair) for pair in zip(self.begins, self.ends, strict=True)]
         gaps = [max(elapsed(*pair), 0.0) for pair in zip(self.ends, self.begins[1:], strict=False)]
@@ -125,7 +125,7 @@ class Watch:
 
 
 def measure(llm: icc.LLM, seconds: float, ahead: bool) -> dict[str, Any]:
-    """64 sequences for so long."""
+    """Run 64 sequences for `seconds`; counts, idle share and times. ahead: schedule the next step during a step."""
     original = llm.loop.requests.schedule_ahead
     if not ahead:
         llm.loop.requests.schedule_ahead = lambda: None  # type: ignore[method-assign]
@@ -144,7 +144,7 @@ def measure(llm: icc.LLM, seconds: float, ahead: bool) -> dict[str, Any]:
 
 
 def serve(llm: icc.LLM, seconds: float) -> tuple[float, int, int]:
-    """A request comes for each that ends, and four wait; some are cancelled. Seconds, tokens and steps of it."""
+    """Replace each request that ends, with four waiting, and cancel some; (seconds, tokens, steps)."""
     source, live = random.Random(0), []
     vocab = llm.manifest.model.vocab_size
     longest = min(llm.manifest.limits.max_seq_len - 320, 600)
@@ -175,12 +175,12 @@ def serve(llm: icc.LLM, seconds: float) -> tuple[float, int, int]:
 
 
 def end(llm: icc.LLM, request: Request) -> None:
-    """Cancel it."""
+    """Cancel a request."""
     llm.loop.end(request)
 
 
 def traced(llm: icc.LLM, seconds: float) -> dict[str, Any]:
-    """What torch's profiler saw of kernels and copies. It slows the host down."""
+    """Kernels, busy share and share of long gaps, by torch's profiler, which slows the host down."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:

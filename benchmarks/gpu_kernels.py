@@ -1,11 +1,10 @@
-"""What every kernel of an engine takes on this machine's GPU, beside what the cost model says of it.
+"""The time of every kernel of an engine on this machine's GPU, beside the prediction of the cost model.
 
     python benchmarks/gpu_kernels.py ENGINE --out results/gpu-kernels-1b
 
-For each kind of step (decodes of 1, 2, 4 … sequences in the middle of their context, prompts of so many tokens) and
-each kernel: launches over the layers, in a CUDA graph and repeated, median of rounds; bytes of weights that it reads
-over that time; the modelled seconds of the tiling that the engine holds. Also whole steps, as the executor gives them.
-Writes OUT.json; prints a table.
+For each phase (decodes of 1, 2, 4 … sequences in the middle of their context, prompts of several sizes) and each
+kernel: the median time of its launches over all layers, repeated in a CUDA graph; bytes of weights read over that time;
+and the modelled time of the engine's tiling. Whole steps are measured, too. Writes OUT.json; prints a table.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _REPEATS, _ROUNDS = 4, 7
 
 @dataclass(frozen=True)
 class Modelled(Tuner):
-    """A tuner that remembers what its answers cost."""
+    """A tuner that records the tilings that it picks and their modelled seconds."""
 
     costs: list[float] = field(default_factory=list)
     configs: list[Config] = field(default_factory=list)
@@ -101,7 +100,7 @@ def measure(engine: Engine, executor: Player[CudaDevice], name: str, phase: Any)
 
 
 def timed(device: CudaDevice, work: Callable[[], None]) -> float:
-    """Median seconds of a graph of the work."""
+    """Median seconds of `work`, captured in a CUDA graph."""
     graph = device.cuda.capture(work)
     device.cuda.launch_graph(graph)
     found = statistics.median(device.cuda.seconds(lambda: device.cuda.launch_graph(graph)) for _ in range(_ROUNDS))
@@ -110,7 +109,7 @@ def timed(device: CudaDevice, work: Callable[[], None]) -> float:
 
 
 def modelled(program: Program, engine: Engine, kernel: str, shape: Shape) -> dict[str, Any]:
-    """What the cost model says of a kernel's choices."""
+    """The cost model's choice for a kernel: its modelled microseconds and its tiling."""
     target = find_target(engine.manifest.target)
     tuner = Modelled(target, load_tuned(target))
     plan_program(alone(program, kernel), engine.manifest.limits, tuner, [shape])
@@ -118,13 +117,13 @@ def modelled(program: Program, engine: Engine, kernel: str, shape: Shape) -> dic
 
 
 def weight_bytes(program: Program, kernel: str) -> int:
-    """Bytes of all weights that the steps of a kernel are given."""
+    """Bytes of all weights that the steps of a kernel read."""
     operands = [o for step in program.steps if step.kernel == kernel for o in step.operands.values()]
     return sum(program.weights[o.name].nbytes for o in operands if isinstance(o, WeightOperand))
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for people."""
+    """The rows as a text table."""
     lines = [f"{'phase':6} {'kernel':34} {'calls':>5} {'n':>2} {'us':>8} {'model':>8} {'GB/s':>6}  tiling"]
     for row in rows:
         tiling = " ".join(f"{k[0]}{v}" for k, v in (row.get("tilings") or [{}])[0].items())

@@ -1,10 +1,10 @@
-"""Programmatic dependent launch on this machine's GPU: the same tokens, and the step of one sequence, with and without.
+"""Programmatic dependent launch on this machine's GPU: tokens, and the step time of one sequence, with and without it.
 
     python benchmarks/gpu_launch.py --target h100 [--layers 4] [--quant rtn4] [--work build/gpu-launch]
 
-The checkpoint has the layers of Llama 8B, few of them and random, so that all is done within a minute. Kernels that
-begin early are right only if each waits for the one before it: greedy tokens of several prompts, alone and in a batch,
-and logits must be the same bits either way. The status is 0 if they are.
+The checkpoint has a few layers of Llama 8B with random weights, so that the script takes a minute. Kernels that begin
+early are right only if each waits for the one before it: greedy tokens of several prompts, alone and in a batch, and
+logits must have the same bits either way. The status is 0 if they have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 200
 
 
 def main() -> int:
-    """Compare the two and print what was found."""
+    """Compare both ways and print the results; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h100")
     parser.add_argument("--shape", default="llama-8b", choices=sorted(make_model.SHAPES))
@@ -59,7 +59,7 @@ def main() -> int:
     for early in (True, False) * 5:
         times[early].append(steps[early].microseconds())
     launches = steps[True].launches
-    print(f"{launches} launches per step, {launches / a.layers:.1f} per layer with what comes before and after")
+    print(f"{launches} launches per step, {launches / a.layers:.1f} per layer, with those outside layers")
     for early, found in times.items():
         shown = f"step of one sequence {statistics.median(found):.1f} us (least {min(found):.1f})"
         print(f"dependent launch {'on' if early else 'off'}: {shown}")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def answer(llm: icc.LLM) -> list[Any]:
-    """Tokens of prompts of several lengths, alone and together, twice; logits."""
+    """Greedy tokens of prompts of several lengths, alone and twice in a batch, and the logits of one."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 32000, n).tolist() for n in (5, 70, 200, 700)]
     alone = [llm.generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
@@ -82,7 +82,7 @@ def device_of(llm: icc.LLM) -> Any:
 
 
 class Step:
-    """The decode step of one sequence in the middle of its context, ready to run again and again."""
+    """The decode step of one sequence in the middle of its context, prepared to run repeatedly."""
 
     def __init__(self, llm: icc.LLM) -> None:
         player: Any = llm.executor
@@ -94,7 +94,7 @@ class Step:
         self.launches = sum(all(dim.value(sizes) for dim in grid) for grid in grids)
 
     def microseconds(self) -> float:
-        """Of one step, over many."""
+        """Microseconds of one step, the mean of many."""
         cuda = self._device.cuda
 
         def many() -> None:

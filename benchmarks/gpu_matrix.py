@@ -5,9 +5,9 @@
 
 Every --quant is compiled with the default KV cache, and every KV cache with unquantized weights: no kernel depends on
 both. Values of --quant that store weights in one format have the same kernels, and are compiled once. Weights are
-neither read nor written: config.json is enough. What was compiled is kept in OUT.json, where the next run goes on: it
-begins no case once its minutes have passed. OUT.md is made of that; a cell that no run has come to says so.
---sample takes the few cases of `sample` alone, in which every model, target, storage of weights and KV cache is.
+neither read nor written: config.json is enough. Results are kept in OUT.json, from which the next run continues; a run
+starts no case after --minutes. OUT.md is made from OUT.json; a cell without a result says "not run".
+--sample takes only the few cases of `sample`, which cover every model, target, storage of weights and KV cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OUT = Path(__file__).with_name("results") / "gpu_matrix"
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 CACHES = [name for name, said in cache_options().items() if name != AUTO and not said.startswith("the same")]
 LLAMA = {**LLAMA_8B, "num_hidden_layers": 1}
-# config.json of each model, with as many layers as it has kinds of
+# config.json of each model, with one layer of each kind
 MODELS: dict[str, dict[str, Any]] = {
     "llama-8b": LLAMA,
     "llama-1b": {
@@ -71,7 +71,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh", "dtype": "bfloat16", "tie_word_embeddings": True,
     },
 }  # fmt: skip
-# What a sample begins with: what users compile, the likeliest first.
+# A sample begins with the cases that users are most likely to compile.
 FIRST = [
     *(("llama-8b", target, "awq4") for target in "h100 b200 rtx4090 a100 mi300x rtx5090 mi355x b300".split()),
     ("llama-1b", "h100", "none"), ("gpt-oss", "h100", "mxfp4"), ("qwen3-30b-a3b", "h100", "awq4"),
@@ -81,7 +81,7 @@ FIRST = [
 
 @dataclass(frozen=True)
 class Case:
-    """One compile. stored: the format of the weights. kv: "auto" for what a compile takes by default."""
+    """One compile. stored: the format of the weights. kv: a KV cache, or "auto" for the default."""
 
     model: str
     target: str
@@ -90,19 +90,19 @@ class Case:
 
     @property
     def stored(self) -> str:
-        """What decides on the kernels."""
+        """The format of the weights, which decides on the kernels; "none" if they are not quantized."""
         found = QUANTIZATIONS[self.quant]
         return found.format if found else "none"
 
     @property
     def key(self) -> str:
-        """Its name in the state."""
+        """The key of its result in the state."""
         return f"{self.model}/{self.target}/{self.stored}/{self.kv}"
 
 
 def compiled(case: Case) -> dict[str, Any]:
-    """What became of one case: objects, tilings that a check refused, objects that spill, objects with faults of loops
-    and what these are, objects with accesses that are not shown to be right; or `error`."""
+    """The result of one case: the number of objects, the tilings that a check refused, the objects that spill, those
+    with faulty loops and the faults, those with memory accesses that are not proven correct; or `error`."""
     target, began = TARGETS[case.target], time.perf_counter()
     kv = {} if case.kv == "auto" else {"kv_cache": case.kv}
     try:
@@ -110,7 +110,7 @@ def compiled(case: Case) -> dict[str, Any]:
         made = searched(program, limits, target)
     except IccError as error:
         return {"error": re.sub(r"/\S*/model\b", case.model, error.message)}  # the folder of `lowered`
-    except Exception as error:  # a defect of icc; the other cases go on
+    except Exception as error:  # a defect of icc; the other cases continue
         return {"error": f"ends in {type(error).__name__}: {error}"}
     faults = {key: loop_faults(one.entry, one.loops, target.level) for key, one in made.compiled.items()}
     objects = made.compiled.values()
@@ -125,7 +125,7 @@ def compiled(case: Case) -> dict[str, Any]:
 
 
 def table(model: str, rows: Sequence[tuple[str, str]], state: dict[str, Any], notes: list[str]) -> Iterator[str]:
-    """One model: a row per --quant or KV cache, a column per target. notes: reasons, which cells number."""
+    """The table of a model: a row per --quant or KV cache, a column per target. notes: errors, numbered in cells."""
     yield from (f"## {model}\n", f"| --quant, KV cache | {' | '.join(GPUS)} |", f"|---|{'---|' * len(GPUS)}")
     for quant, kv in rows:
         cells = [_cell(state.get(Case(model, target, quant, kv).key), notes) for target in GPUS]
@@ -145,7 +145,7 @@ def _cell(found: dict[str, Any] | None, notes: list[str]) -> str:
 
 
 def page(state: dict[str, Any]) -> str:
-    """All tables, and how much of the matrix is done."""
+    """The Markdown page: all tables, and how many cases are compiled."""
     rows = [*((quant, "auto") for quant in QUANTIZATIONS), *(("none", kv) for kv in CACHES)]
     wanted = {case.key for case in cases(list(MODELS), GPUS, list(QUANTIZATIONS), CACHES)}
     notes: list[str] = []
@@ -163,15 +163,15 @@ def page(state: dict[str, Any]) -> str:
 
 
 def cases(models: list[str], targets: list[str], quants: list[str], caches: Sequence[str]) -> list[Case]:
-    """What is to be compiled, one case for each set of kernels, in order."""
+    """The cases to compile, in order, one for each set of kernels."""
     pairs = [*((quant, "auto") for quant in quants), *(("none", kv) for kv in caches)]
     found = [Case(model, target, quant, kv) for model in models for quant, kv in pairs for target in targets]
     return list({case.key: case for case in reversed(found)}.values())[::-1]
 
 
 def sample() -> list[Case]:
-    """The cases of FIRST, then Llama 1B: each KV cache on an H100, and each target and each storage of weights that is
-    not among them yet, one of one with one of the other."""
+    """The cases of FIRST, then Llama 1B: each KV cache on an H100, then pairs of the targets and weight formats that no
+    case has yet."""
     found = [Case(*case, "auto") for case in FIRST] + [Case("llama-1b", "h100", "none", kv) for kv in CACHES]
     targets = [name for name in GPUS if name not in {case.target for case in found}]
     stored = {Case("", "", quant, "").stored: quant for quant in reversed(QUANTIZATIONS)}
@@ -181,14 +181,14 @@ def sample() -> list[Case]:
 
 
 def main() -> None:
-    """Compile what is not kept yet until the time is over, and write the table."""
+    """Compile the cases without a result until the time is over, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="0 only writes the table")
     for name, known in (("models", MODELS), ("targets", GPUS), ("quants", QUANTIZATIONS), ("kv", CACHES)):
-        parser.add_argument(f"--{name}", default=",".join(known), help="of: %(default)s; empty for none")
-    parser.add_argument("--sample", action="store_true", help="the cases of a small sample, whatever else is given")
-    parser.add_argument("--again", action="store_true", help="also compile what is kept")
-    parser.add_argument("--out", type=Path, default=OUT, help="without its ending")
+        parser.add_argument(f"--{name}", default=",".join(known), help="some of: %(default)s; empty for none")
+    parser.add_argument("--sample", action="store_true", help="only a small sample; other choices are ignored")
+    parser.add_argument("--again", action="store_true", help="also compile cases that have a result")
+    parser.add_argument("--out", type=Path, default=OUT, help="path without its suffix")
     a = parser.parse_args()
     kept, end = a.out.with_suffix(".json"), time.monotonic() + 60 * a.minutes
     state: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}

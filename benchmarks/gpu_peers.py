@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py compares icc with: transformers on the same GPU, in bf16."""
+"""The peers of benchmarks/gpu.py: transformers on the same GPU, in bf16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def seconds(work: Callable[[], Any], rounds: int = 20) -> float:
 
 
 def static_cache(model: Path) -> list[dict[str, Any]]:
-    """transformers.generate with a static cache, its decode step compiled by torch.compile."""
+    """Rows of transformers.generate with a static cache, its decode step compiled by torch.compile."""
     peer = _transformers(model)
     rows = []
     for batch in BATCHES:
@@ -54,7 +54,7 @@ def static_cache(model: Path) -> list[dict[str, Any]]:
 
 
 def continuous_batching(model: Path) -> list[dict[str, Any]]:
-    """transformers' own continuous batching (generate_batch); prefill included, its set-up not."""
+    """Rows of transformers' continuous batching (generate_batch), with prefill, without set-up."""
     from transformers import GenerationConfig
 
     peer = _transformers(model)

@@ -1,12 +1,12 @@
-"""What the kernels of Llama 8B are made of on every GPU target, phase by phase, read without a GPU.
+"""The resources of Llama 8B's kernels on every GPU target, phase by phase, read from the objects without a GPU.
 
     python benchmarks/gpu_resources.py [--targets h100,b200] [--quants rtn4] [--out benchmarks/results/gpu_resources.md]
 
-Two tables per target and quantization. Phases: launches of a layer, and the seconds that the cost model gives its
-products beside those in which their bytes are read and their FLOPs are done at the target's peak. Objects: instructions
-of their loops over the FLOPs that were asked for, barriers per step, registers, spills, and the faults of their loops.
-Weights are not read: config.json is enough. A target's part is kept under build/gpu_resources, so that a run which was
-interrupted goes on where it was; OUT gets all parts that are kept, and what stands above its line "Made by" is left.
+Two tables per target and quantization. Phases: launches of a layer, and the modelled time of its products beside the
+times that the target's peak rates allow for their bytes and their FLOPs. Objects: the matrix instructions of their
+loops, FLOPs over those that were asked for, barriers per step, registers, spills, and the faults of their loops.
+Weights are not read: config.json is enough. A target's part is kept under build/gpu_resources, so that an interrupted
+run continues where it stopped; OUT gets all parts that are kept, and its text above the line "Made by" stays.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ MARK = "Made by `benchmarks/gpu_resources.py`"
 
 
 def layer(program: Program) -> tuple[int, int]:
-    """From behind one layer's attention to behind the next one's."""
+    """The steps of one layer as [begin, end): from after its attention to after the next layer's attention."""
     first, second, *_ = (at for at, step in enumerate(program.steps) if isinstance(step, Attention))
     return first + 1, second + 1
 
 
 def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Target) -> str:
-    """One phase, as a row of a table."""
+    """One phase as a row of the table."""
     begin, end = layer(program)
     tokens = phase.shape.max_tokens
     steps, tuner = program.steps[begin:end], Tuner(target, load_tuned(target))
@@ -75,7 +75,7 @@ def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Tar
 
 
 def object_rows(planned: Planned, compiled: Mapping[str, Compiled], target: Target) -> Iterator[str]:
-    """One row per object."""
+    """Yield a row of the table per object."""
     for row in make_plan(planned, target, compiled).resources():
         found = compiled[str(row["object"])]
         loops = [loop for loop in found.loops if loop.steps]
@@ -89,8 +89,8 @@ def object_rows(planned: Planned, compiled: Mapping[str, Compiled], target: Targ
 
 
 def lowered(config: Mapping[str, object], target: str, quant: str, **options: Any) -> tuple[Program, Limits]:
-    """What a compile for a GPU target makes kernels of, from a config.json alone: no weights are read. options: fields
-    of CompileOptions."""
+    """The program and limits of a compile for a GPU target, from a config.json alone: no weights are read. options:
+    fields of CompileOptions."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         model.mkdir()
@@ -101,13 +101,13 @@ def lowered(config: Mapping[str, object], target: str, quant: str, **options: An
 
 
 def searched(program: Program, limits: Limits, target: Target) -> Objects:
-    """The objects that a compile would end with: tilings that a check refuses are replaced."""
+    """The objects of a compile, after tilings that a check refuses were replaced."""
     plan = partial(plan_program, program, limits)
     return TilingSearch(program, limits, target, plan, lambda *_: None).run(Tuner(target, load_tuned(target)))
 
 
 def measured(name: str, quant: str) -> str:
-    """The part of one target and quantization."""
+    """The Markdown part of one target and quantization."""
     target = TARGETS[name]
     program, limits = lowered(LLAMA_8B, name, quant, max_seq_len=8192)
     planned = plan_program(program, limits, Tuner(target, load_tuned(target)))
@@ -132,7 +132,7 @@ def measured(name: str, quant: str) -> str:
 
 
 def main() -> None:
-    """Compile what is not kept yet, and write the tables."""
+    """Compile the parts that are not kept yet, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default=",".join(n for n, t in TARGETS.items() if t.backend != "cpu"))
     parser.add_argument("--quants", default="rtn4,none,fp8")

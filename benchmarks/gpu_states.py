@@ -1,12 +1,12 @@
-"""Prompts of recurrent layers on this machine's GPU: chunks against step by step in float64, and the time per token.
+"""Recurrent layers on this machine's GPU: chunked prompts against a float64 reference, and the time per token.
 
     python benchmarks/gpu_states.py [--target h100]
 
 A layer of Qwen3-Next (gated delta rule, 32 heads of 128 x 128) and one of a Mamba-2 model (state spaces, 80 heads of
-128 x 64): two sequences beside each other against the op's reference in float64 (results, and the state that is left),
-then a prompt of 2,048 tokens by chunks and token by token, in CUDA graphs. Then steps of one token of 1 and 64
-sequences, of these and of layers of Kimi Linear (a decay per row), Mamba and RecurrentGemma, with float32 and bf16
-states: GB/s of states read and written. The status is 0 if all answers are right.
+128 x 64): two sequences in one step against the op's reference in float64 (results and final states), then a prompt of
+2,048 tokens in chunks and token by token, in CUDA graphs. Then steps of one token for 1 and 64 sequences, with these
+layers and with layers of Kimi Linear (a decay per row), Mamba and RecurrentGemma, with float32 and bf16 states: GB/s of
+states read and written. The status is 0 if all answers are right.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ ONE_BY_ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "linear recurrence": ("channel_scan", {"channels": 2560}),
     "convolution": ("causal_conv", {"channels": 8192, "taps": 4}),
 }
-BATCHES, COLD = (1, 64), 160 << 20  # bytes of states that no cache holds
+BATCHES, COLD = (1, 64), 160 << 20  # bytes of states, more than any cache holds
 PROMPT, CHECKED = 2048, (300, 41)
-IMPRECISE = 2e-3  # of the largest: results are bf16
+IMPRECISE = 2e-3  # error relative to the largest result; results are bf16
 
 
 def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -> GatedScanKernel:
-    """A layer of bf16 rows with float32 decays."""
+    """The scan kernel of a layer with bf16 rows and float32 decays."""
     widths = {"q": shared * key_dim, "k": shared * key_dim, "v": heads * value_dim, "o": heads * value_dim}
     operands = {name: BufferOperand(name, "bf16", width) for name, width in widths.items()}
     rates = {name: BufferOperand(name, "f32", heads) for name in ("decay", "beta")}
@@ -64,12 +64,12 @@ def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -
 
 
 def with_warps(specs: tuple[LaunchSpec, ...], warps: int) -> tuple[LaunchSpec, ...]:
-    """The same, the last of them with so many warps per program."""
+    """The launches with `warps` warps per program in the last one."""
     return (*specs[:-1], replace(specs[-1], num_warps=warps))
 
 
 def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[Any]:
-    """A layer's kernel with bf16 rows and float32 decays and weights."""
+    """A layer's kernel with bf16 rows, float32 decays and weights, and bf16 states if `rounded`, else float32."""
     cls = STEPS[op]
     wide = {"decay", "beta", "dt", "a", "w"}
     facts = {"kernel": "scan", "block_size": LIMITS.max_seq_len, **facts} | ({"rounded": True} if rounded else {})
@@ -84,7 +84,7 @@ def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[
 
 
 def time_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
-    """Time a step of one token of each sequence; states are read and written where they are."""
+    """Time a step of one token per sequence, which updates states in place; print microseconds and GB/s."""
     nbytes = 2 * batch * made.state_stride * (2 if made.rounded else 4)
     copies = max(1, min(COLD // nbytes, 64))
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -109,7 +109,7 @@ def time_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec
 
 
 def tensors(made: GatedScanKernel, lengths: tuple[int, ...], scratch: int) -> dict[str, torch.Tensor]:
-    """Random operands of sequences beside each other, whose states are left behind their last tokens."""
+    """Random operands of several sequences in one step, whose states are written after their last tokens."""
     s, count = made.step, sum(lengths)
     keys = torch.nn.functional.normalize(torch.randn(count, s.shared, s.key_dim, device="cuda"), dim=-1)
     starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
@@ -131,7 +131,7 @@ def tensors(made: GatedScanKernel, lengths: tuple[int, ...], scratch: int) -> di
 
 
 def compare(device: Device, name: str, made: GatedScanKernel, specs: tuple[LaunchSpec, ...], scratch: int) -> bool:
-    """Whether results of chunks are those of the reference, and the states that are left."""
+    """Whether the results of chunks and the final states are those of the reference."""
     s, given = made.step, tensors(made, CHECKED, scratch)
     put(device, specs, given, len(CHECKED))
     device.cuda.wait()
@@ -144,7 +144,7 @@ def compare(device: Device, name: str, made: GatedScanKernel, specs: tuple[Launc
         wanted = OPS["gated_scan"].reference(q, k, *rest).reshape(length, -1)
         wrong = max(wrong, _error(given["o"][here].cpu().double(), wanted))
         row = torch.zeros_like(q)
-        row[-1, :, 3] = 1.0  # what this query reads is row 3 of the state behind the last token
+        row[-1, :, 3] = 1.0  # this query reads row 3 of the state after the last token
         wanted = OPS["gated_scan"].reference(row, k, *rest)[-1]
         size = s.key_dim * s.value_dim
         left = given["kv"][number, : s.heads * size].cpu().double().reshape(s.heads, s.key_dim, s.value_dim)[:, 3]
@@ -159,7 +159,7 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def put(device: Device, specs: tuple[LaunchSpec, ...], given: dict[str, torch.Tensor], seqs: int) -> None:
-    """All launches on the stream."""
+    """Launch all kernels on the stream."""
     sizes = {"num_tokens": len(given["o"]), "num_seqs": seqs, "max_blocks": 1}
     for spec in specs:
         device.put(spec, given, sizes)

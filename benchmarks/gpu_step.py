@@ -1,12 +1,12 @@
-"""What overlapping launches are worth: the step of few sequences, with and without, on this GPU.
+"""The gain of overlapping launches: the step time of few sequences with and without them, on this GPU.
 
     python benchmarks/gpu_step.py [--shape llama-1b] [--quant rtn4] [--layers 0] [--batches 1] [--work build/gpu-step]
 
-The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
-waits for the one before it; next: attention lets the next begin behind its last loop; first: all let the next begin at
-once; off: launches that do not overlap. Of one sequence alone a layer is one kernel, too (--step-kernel): step: as
-it is built; unasked: no stage asks for weights before it waits; uncut: besides, stages have the tilings of launches.
-Logits must be the same bits.
+The engine's decode steps are compiled in each variant and interleaved over the same weights. wait: every kernel waits
+for the one before it; next: attention lets the next kernel begin after its last loop; first: all kernels let the next
+begin at once; off: launches do not overlap. For one sequence a layer can also be one kernel (--step-kernel): step: as
+icc builds it; unasked: no stage prefetches weights before it waits; uncut: as unasked, and stages have the tilings of
+separate launches. Logits must have the same bits in all variants.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VARIANTS = ("off", "wait", "next", "first", *STEPS_AS_ONE)
 
 @contextmanager
 def variant(name: str) -> Iterator[None]:
-    """Sources are rendered so in this block."""
+    """Render kernel sources as the variant `name` inside this block."""
     waiting = dependent._waiting
 
     def plain(line: str) -> str:
@@ -71,7 +71,7 @@ def variant(name: str) -> Iterator[None]:
         if name == "uncut":
             stack.enter_context(patch.object(WholeTilings, "tilings", lambda whole, held: _launched(whole)))
             stack.enter_context(patch.object(WholeTilings, "registers", lambda *_: 0))
-        if name in STEPS_AS_ONE:  # what is modelled is what is to be found out
+        if name in STEPS_AS_ONE:  # take the step kernel even if the model expects it to be slower
             stack.enter_context(patch.object(whole, "BETWEEN", 1e-3))
         yield
     waiting.cache_clear()
@@ -82,7 +82,7 @@ def _launched(found: WholeTilings) -> dict[str, Config]:
 
 
 class Steps:
-    """The decode step of so many sequences, in one variant, ready to run again and again."""
+    """The decode step of `batch` sequences in one variant, prepared to run repeatedly."""
 
     def __init__(self, llm: Any, program: Program, target: str, batch: int, name: str) -> None:
         player, limits = llm.executor, llm.manifest.limits
@@ -115,7 +115,7 @@ class Steps:
             launch.put(self.device.cuda, self._sizes)
 
     def logits(self) -> np.ndarray:
-        """Of one step."""
+        """The logits of one step [batch, vocab]."""
         device = self.device
         device.cuda.launch_graph(self.graph)
         device.cuda.to_host(device.logits[: self._rows], device._addresses["logits"])
@@ -123,7 +123,7 @@ class Steps:
         return device.logits[: self._rows].copy()
 
     def microseconds(self) -> float:
-        """Of one of many."""
+        """Microseconds of one step, the mean of many."""
         cuda = self.device.cuda
 
         def many() -> None:
@@ -134,11 +134,11 @@ class Steps:
 
 
 def main() -> int:
-    """Compile what is missing, compare, measure."""
+    """Compile missing files, compare logits, measure; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h100")
     parser.add_argument("--shape", default="llama-1b", choices=sorted(make_model.SHAPES))
-    parser.add_argument("--layers", type=int, default=0, help="fewer than the shape has, and 32,000 tied tokens")
+    parser.add_argument("--layers", type=int, default=0, help="number of layers, with 32,000 tied tokens; 0: all")
     parser.add_argument("--quant", default="rtn4")
     parser.add_argument("--batches", default="1")
     parser.add_argument("--work", type=Path, default=Path("build/gpu-step"))
@@ -174,14 +174,14 @@ def main() -> int:
 
 
 def few(shape: str, layers: int) -> None:
-    """Make the shape "few": so many layers of another and 32,000 tied tokens; 0: that shape as it is."""
+    """Define the shape "few": `layers` layers of another shape and 32,000 tied tokens; 0: that shape unchanged."""
     hidden, all_layers, heads, kv_heads, ffn, vocab, tied = make_model.SHAPES[shape]
     vocab, tied = (32000, True) if layers else (vocab, tied)
     make_model.SHAPES["few"] = hidden, layers or all_layers, heads, kv_heads, ffn, vocab, tied
 
 
 def _engine(a: Any, batches: list[int]) -> Path:
-    """Made of random numbers."""
+    """The path of an engine with random weights, compiled unless it exists."""
     name = f"{a.shape}-{a.layers or make_model.SHAPES[a.shape][1]}"
     model, engine = a.work / name, a.work / f"{name}-{a.quant}.engine"
     if not (model / "model.safetensors").is_file():
@@ -201,7 +201,7 @@ def _engine(a: Any, batches: list[int]) -> Path:
 
 
 def compile_all(program: Program, limits: Limits, target: str, batches: list[int]) -> None:
-    """Objects of all variants, into the cache."""
+    """Compile the objects of all variants into the cache."""
     tuner, specs = Tuner(TARGETS[target], load_tuned(TARGETS[target])), {}
     for name in VARIANTS:
         with variant(name):

@@ -1,19 +1,19 @@
-"""One visit of a machine with an NVIDIA GPU: all that only a GPU can tell, in order of worth, within so many minutes.
+"""One visit of a machine with an NVIDIA GPU: all checks that need a GPU, the most valuable first, within --minutes.
 
     python benchmarks/gpu_visit.py --minutes 25 [--target h200] [--only answers,kernels] [--list]
 
-Each part runs in processes of its own, under a limit of seconds, and begins only if that still fits. Its output stands
-in WORK/NAME.log; what is known is in WORK/visit.json and, as a table and the last lines of each part, in OUT
-(benchmarks/results/gpu-visit-TARGET.md), both written after each part. A part that ended is not run again, so that a
-visit which was cut off goes on where it stopped; what failed is, and --again runs all. Nothing is downloaded: torch,
-Triton and Python are the machine's.
+Each part runs in its own processes, under a limit of seconds (less if less time is left), and begins if 30 seconds or
+its limit are left. Its output goes to WORK/NAME.log; all results go to WORK/visit.json and, as a table with the last
+lines of each part, to OUT (benchmarks/results/gpu-visit-TARGET.md), both written after each part. A part that passed is
+not run again, so that an interrupted visit continues where it stopped; parts that failed are run again, and --again
+runs all. Nothing is downloaded: torch, Triton and Python are the machine's.
 
     python benchmarks/gpu_visit.py --target h200 --prepare build/visit-objects
 
 compiles, without a GPU, the kernels of the engines that are timed; with ICC_CARRIED_OBJECTS=build/visit-objects the
-visit takes these, so that it times what this machine's Triton made, whatever the GPU machine's is. With --before FILE,
-the JSON of an earlier visit (WORK/visit.json, or OUT.json), what became slower by more than the noise and answers that
-changed are named in the table and at the end. The status is the number of parts that failed.
+visit uses these, so that it times the objects of this machine's Triton, whatever the GPU machine's version is. With
+--before FILE, the JSON of an earlier visit (WORK/visit.json, or OUT.json), figures that became slower by more than the
+noise and answers that changed are listed in the table and at the end. The status is the number of parts that failed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ TAIL = 60  # lines of a part's output in the table
 
 @dataclass(frozen=True)
 class Part:
-    """What is run, and the seconds after which it is ended. In commands {python}, {target}, {work} and {here} are the
-    interpreter, the target, the folder of engines and results, and benchmarks/. needs: a program without which the
-    part is left out."""
+    """Commands, and the seconds after which they are killed. In commands {python}, {target}, {work} and {here} are the
+    interpreter, the target, the folder of engines and results, and benchmarks/. answers: what the part finds out.
+    needs: a program without which the part is left out."""
 
     name: str
     answers: str
@@ -55,8 +55,8 @@ class Part:
 
 @dataclass
 class Outcome:
-    """How a part ended: "passed", "failed", "late" (ended by its limit) or "left out", its last lines, and what it
-    measured (visit_figures.py)."""
+    """How a part ended: "passed", "failed", "late" (killed at its limit) or "left out"; its last lines, and its figures
+    and answers (visit_figures.py)."""
 
     status: str
     seconds: float
@@ -145,8 +145,8 @@ PARTS = (
 
 
 class Visit:
-    """The parts of a visit and what is known of them. work: where the state, logs and engines are; out: the table,
-    beside which the state is kept, too. before: the parts of an earlier visit, as its JSON has them."""
+    """The parts of a visit and their outcomes. work: the folder of the state, logs and engines; out: the table's file,
+    beside which the state is also written. before: the parts of an earlier visit from its JSON, or None."""
 
     def __init__(
         self, parts: Sequence[Part], target: str, work: Path, out: Path, before: Mapping[str, Any] | None = None
@@ -158,7 +158,7 @@ class Visit:
             self.outcomes = {name: Outcome(**found) for name, found in json.loads(self._state.read_text()).items()}
 
     def run(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> int:
-        """Run what has not passed yet while `seconds` last; how many parts failed."""
+        """Run the parts that have not passed yet, within `seconds`; the number of parts that failed or were late."""
         self._work.mkdir(parents=True, exist_ok=True)
         end = clock() + seconds
         for part in self._parts:
@@ -197,7 +197,7 @@ class Visit:
         return Outcome(status, seconds, text.splitlines()[-TAIL:], dict(found.figures), dict(found.answers))
 
     def _written(self, part: Part, names: Mapping[str, str]) -> Iterator[Path]:
-        """The files of figures that its commands name."""
+        """The JSON files of figures that the commands of a part name with --out."""
         for command in part.commands:
             words = shlex.split(command)
             if "--out" in words:
@@ -213,11 +213,11 @@ class Visit:
         return {name: asdict(found) for name, found in self.outcomes.items()}
 
     def compared(self) -> list[str]:
-        """This visit beside the one before, in lines."""
+        """Lines that compare this visit with the one before."""
         return compared(self._state_now(), self._before or {})
 
     def table(self) -> str:
-        """All parts, and what each printed last."""
+        """The Markdown table of all parts, and the last lines of each."""
         rows = [f"# A visit: {self._target}, {time.strftime('%Y-%m-%d')}\n", "Made by `benchmarks/gpu_visit.py`.\n"]
         rows += ["| part | what it answers | ended | seconds |", "|---|---|---|---|"]
         for part in self._parts:
@@ -232,7 +232,7 @@ class Visit:
 
 
 def _site(work: Path) -> str:
-    """A folder in which `icc` is this checkout, wherever it lies."""
+    """A folder, for PYTHONPATH, in which `icc` is a link to this checkout."""
     site = work / "site"
     site.mkdir(parents=True, exist_ok=True)
     if not (site / "icc").exists():
@@ -241,13 +241,13 @@ def _site(work: Path) -> str:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """That of the commands."""
+    """The environment of the commands, in which `icc` is this checkout."""
     path = os.pathsep.join(filter(None, (_site(work), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _ended(words: Sequence[str], output: Any, seconds: float, environment: dict[str, str]) -> str:
-    """Run a command in a process group of its own and say how it ended."""
+    """Run a command in its own process group; "passed", "failed", or "late" if it was killed after `seconds`."""
     process = subprocess.Popen(
         words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment, cwd=ROOT
     )
@@ -267,7 +267,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def limits() -> None:
-    """Print what the device is, and its rates."""
+    """Print the device's facts and rates."""
     import torch
     from gpu import device_limits
     from gpu_peers import seconds
@@ -279,7 +279,7 @@ def limits() -> None:
 
 
 def prepare(target: str, folder: Path) -> None:
-    """Compile, without a GPU, the objects of the engines that the parts time."""
+    """Compile, without a GPU, the objects of the engines that the parts time into `folder`."""
     os.environ["ICC_CACHE_DIR"] = str(folder)
     from gpu import ENGINE_LIMITS
     from gpu_resources import lowered, searched
@@ -296,7 +296,7 @@ def prepare(target: str, folder: Path) -> None:
 
 
 def prepare_steps(target: str) -> None:
-    """The objects of the part "step", in all variants, and those of its engine, into the cache."""
+    """Compile the objects of the part "step", in all variants, and of its engine, into the cache."""
     import gpu_step
     from gpu_resources import lowered
     from icc.compiler.backends.triton.objects.compile import compile_specs
@@ -318,7 +318,7 @@ def prepare_steps(target: str) -> None:
 
 
 def this_target() -> str:
-    """The target of this machine's GPU."""
+    """The target of this machine's GPU; ends the process if there is no GPU."""
     from icc.compiler.targets import AUTO, find_target
 
     found = find_target(AUTO)
@@ -328,7 +328,7 @@ def this_target() -> str:
 
 
 def read_before(file: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The parts of an earlier visit; ends with a line where the file holds none."""
+    """The parts of an earlier visit; ends the process with one line if the file has none."""
     try:
         parts = json.loads(file.read_text())
         known = {name: part for name, part in parts.items() if "status" in part}
@@ -347,10 +347,10 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("build/gpu-visit"))
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-visit-TARGET.md")
     parser.add_argument("--before", type=Path, metavar="FILE", help="JSON of an earlier visit to compare with")
-    parser.add_argument("--only", default="", help="parts, by name")
-    parser.add_argument("--again", action="store_true", help="also what has passed")
+    parser.add_argument("--only", default="", help="names of parts, comma-separated")
+    parser.add_argument("--again", action="store_true", help="run all parts, even those that passed")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--limits", action="store_true", help="print the device's rates, and end")
+    parser.add_argument("--limits", action="store_true", help="print the device's rates and exit")
     parser.add_argument("--prepare", type=Path, metavar="FOLDER")
     a = parser.parse_args()
     if unknown := set(filter(None, a.only.split(","))) - {part.name for part in PARTS}:

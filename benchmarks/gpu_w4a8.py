@@ -1,12 +1,12 @@
-"""Products of 4-bit codes and rows of 8-bit floats (W4A8) on this machine's GPU: against float64, then timed.
+"""Products of 4-bit weights and rows of 8-bit floats (W4A8) on this machine's GPU: against float64, then timed.
 
     python benchmarks/gpu_w4a8.py [--target h100] [--out build/gpu-w4a8.json]
 
-First answers: products of several shapes, groups and numbers of rows, odd ones too, results in float32, against those
-of the decoded rows and weights in float64. Then microseconds of the products of Llama 8B, with the kernel that brings
-rows to 8 bits, in each tiling that spills nothing, beside the tiling that the cost model picks, icc's products of 16
-bits, of 4-bit codes and rows of 16, and of 8-bit floats, and torch's bf16 and `torch._scaled_mm`. The status is 0 if
-all answers are right.
+First answers: products of several shapes, groups and numbers of rows, also odd ones, with float32 results, against the
+products of the decoded rows and weights in float64. Then microseconds of Llama 8B's products, including the kernel that
+rounds rows to 8 bits, in each tiling that does not spill, beside the tiling that the cost model picks, icc's products
+in bf16, with 4-bit codes and 16-bit rows, and in 8-bit floats, and torch's bf16 and `torch._scaled_mm`. The status is 0
+if all answers are right.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ FORM = "q4a8g128"
 ODD = (("q4a8g128", 33, 384), ("q4a8g64", 520, 1024), ("q4a8g32", 130, 992))
 CHECKED_ROWS = (17, 129, 300)
 ROWS = (256, 512, 2048, 8192)
-IMPRECISE = 1e-3  # of sums against float64, of the largest result: Hopper keeps 13 bits of those of a step
+IMPRECISE = 1e-3  # error of sums relative to the largest result: Hopper keeps 13 bits of the sums within a step
 
 
 @dataclass(frozen=True)
 class Only(Tuner):
-    """Picks one tiling, whatever it costs."""
+    """A tuner that picks one given tiling, whatever its cost."""
 
     config: Config | None = None
 
@@ -55,7 +55,7 @@ class Only(Tuner):
 
 
 def kernel(n: int, k: int, epilogue: Any, stored: str, result: str) -> LinearKernel:
-    """A product with its weight stored so."""
+    """The kernel of a product [rows, k] x [n, k] whose weight is in the format `stored`."""
     step = steps.LinearQ(
         kernel="product", x=BufferOperand("x", "bf16", k), w=WeightOperand("w", "u8"), k=k, n=n,
         y=BufferOperand("y", result, n if epilogue is None else epilogue.width), stored=Stored(stored, "product"),
@@ -67,14 +67,14 @@ def kernel(n: int, k: int, epilogue: Any, stored: str, result: str) -> LinearKer
 
 
 def tiled(made: LinearKernel, rows: int, config: Config, target: str) -> Product:
-    """Its launches in a tiling."""
+    """A product with its launches in one tiling."""
     tuner, shape = Only(TARGETS[target], config=config), Shape(rows, False)
     specs, scratch = made.launches(shape, base.LIMITS, tuner), made.scratch(shape, base.LIMITS, tuner)
     return Product(made, rows, specs, scratch, LinearTiling.of(config))
 
 
 def tilings(made: LinearKernel, rows: int, target: str) -> list[Config]:
-    """Of rows of 8 bits: the one that is picked, and others of one depth."""
+    """Tilings for rows of 8 bits: the one that the cost model picks, and others of one depth."""
     facts = made.product(rows, TARGETS[target].level)
     found = [c for c in LinearTilings(TARGETS[target]).candidates(facts) if c.get("eight")]
     chosen, split = pick(facts, Tuner(TARGETS[target])), 2 if rows <= 512 else 1
@@ -84,7 +84,7 @@ def tilings(made: LinearKernel, rows: int, target: str) -> list[Config]:
 
 
 def matrix(made: LinearKernel) -> torch.Tensor:
-    """Random codes and words, as they lie in memory."""
+    """A random weight as it lies in memory: codes and scales."""
     step, layout = made.step, made.codes
     assert layout is not None
     at = layout.codes_nbytes(step.n, step.k)  # type: ignore[attr-defined]
@@ -120,13 +120,13 @@ def tensors_of(product: Product) -> dict[str, torch.Tensor]:
 
 
 def compare(device: Device, name: str, product: Product) -> str:
-    """What is wrong with one product; "" if nothing is."""
+    """Compare one product with float64; a description of the error, or "" if it is right."""
     torch.manual_seed(0)
     tensors, step = tensors_of(product), product.kernel.step
     device.run(product, tensors)
     parts = row_parts(tensors["x"])
     codes = tensors["codes"][: product.rows * step.k].reshape(product.rows, step.k)
-    differ = int((codes.int() - parts["codes"].int()).abs().max())  # neighbours of one sign are one apart
+    differ = int((codes.int() - parts["codes"].int()).abs().max())  # neighbouring values of one sign: codes differ by 1
     y = Float8().decode({**parts, "codes": codes.clone()}).double() @ decoded(product.kernel, tensors["w"]).T
     if step.epilogue is not None:
         y = torch.nn.functional.silu(y[:, : step.columns]) * y[:, step.columns :]
@@ -193,7 +193,7 @@ def measure(
     others: dict[tuple[str, int, str], Product],
     target: str,
 ) -> list[dict[str, Any]]:
-    """Microseconds of all products, and of each tiling beside what the model says of it."""
+    """Microseconds of all products, and of each tiling beside the model's prediction."""
     base.tensors_of = _tensors  # type: ignore[assignment]
     names = ("picked", "best", "rows", "bf16", "q4g128", "e4m3", "torch bf16", "scaled_mm", "fast mm")
     print(f"{'product':8} {'rows':>5} " + " ".join(f"{c:>10}" for c in names) + "   the best tiling")
@@ -229,7 +229,7 @@ def measure(
 
 
 def _tensors(product: Product) -> dict[str, torch.Tensor]:
-    """As `gpu_w8a8.tensors_of`, of codes of 4 bits too."""
+    """As `gpu_w8a8.tensors_of`, also for 4-bit codes."""
     if product.kernel.step.stored.format.startswith("q4"):
         return tensors_of(product)
     return _tensors_of(product) | {"counters": torch.zeros(COUNTERS, dtype=torch.int32, device=base.PLACE)}

@@ -2,13 +2,13 @@
 
     python benchmarks/gpu_w8a8.py [--target h100] [--out build/gpu-w8a8.json]
 
-First answers: products of several shapes and numbers of rows, odd ones too, weights with a scale per channel and per
-block of 128, results in float32; rows as codes must be those of the rule (x 448 / max, to the nearest), and the product
-that of the decoded rows and weights in float64. Then times of the products of Llama 8B, whole (rows quantized, product,
-and what a split adds) and the product alone, in CUDA graphs over copies of the weight that no cache holds; beside them
-icc's bf16 products, torch's bf16 and `torch._scaled_mm` (row and column scales, of rows that are quantized already;
-with sums in float32 and with its faster sums), and icc's with sums that the matrix units keep. The status is 0 if all
-answers are right.
+First answers: products of several shapes and numbers of rows, also odd ones, weights with a scale per channel and per
+block of 128, results in float32; quantized rows must follow the rule (x 448 / max, to the nearest), and the product
+must be that of the decoded rows and weights in float64. Then times of Llama 8B's products, whole (quantizing the rows,
+the product, and adding the parts of a split) and the product alone, in CUDA graphs over more copies of the weight than
+caches hold; beside them icc's bf16 products, torch's bf16 and `torch._scaled_mm` (row and column scales, of quantized
+rows; with float32 sums and with its faster sums), and icc's with sums that stay in the matrix units. The status is 0
+if all answers are right.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ROWS = (1, 16, 64, 128, 512, 2048, 8192)
 CHECKED_ROWS = (1, 7, 16, 33, 64, 129, 300, 1000)
 COLD = 160 << 20  # bytes of copies of a weight, more than caches hold
 PLACE = "cuda"
-IMPRECISE = 1e-3  # of sums against float64, of the largest result: Hopper keeps 13 bits of those of a step
+IMPRECISE = 1e-3  # error of sums relative to the largest result: Hopper keeps 13 bits of the sums within a step
 
 
 def main() -> int:
@@ -95,7 +95,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Product:
-    """A product and its launches for some rows."""
+    """A product and its launches for a number of rows."""
 
     kernel: LinearKernel
     rows: int
@@ -105,7 +105,8 @@ class Product:
 
     @staticmethod
     def of(n: int, k: int, epilogue: Any, stored: str, rows: int, result: str, target: str) -> Product:
-        """As the target's cost model tiles it; "fast" after a format: with sums that the matrix units keep."""
+        """A product as the target's cost model tiles it. stored: a format; with " fast" after it, sums stay in the
+        matrix units."""
         stored, _, fast = stored.partition(" ")
         dense = stored == "bf16"
         w = WeightOperand("w", "bf16" if dense else "u8")
@@ -127,7 +128,7 @@ class Product:
 
 
 def _replaced(source: str, old: str, new: str) -> str:
-    """`sum += dot(w, x, zeros)` as `sum = dot(w, x, sum)`."""
+    """Replace `sum += dot(w, x, zeros)` by `sum = dot(w, x, sum)` in a kernel's source."""
     lines = []
     for line in source.splitlines():
         if old in line:
@@ -148,8 +149,8 @@ class Device:
         self.functions = {key: self.cuda.function(o.binary, o.entry, o.shared_bytes) for key, o in self.objects.items()}
 
     def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
-        """One launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the cache,
-        "counters" is all zeros."""
+        """Put one launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the
+        cache, "counters" must be zeros. sizes: by the names of sizes."""
         key, keep = spec_key(spec), []
         for arg in spec.args:
             value = arg.value
@@ -170,14 +171,14 @@ class Device:
         self.cuda.launch(self.functions[key], grid, 32 * spec.num_warps, shared, ctypes.addressof(pointers))
 
     def run(self, product: Product, tensors: dict[str, torch.Tensor]) -> None:
-        """All launches of a product, to their end."""
+        """Launch all kernels of a product and wait for them."""
         torch.cuda.synchronize()
         for spec in product.specs:
             self.put(spec, tensors, {"num_tokens": product.rows})
         self.cuda.wait()
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """Median of a graph of the work."""
+        """Median seconds of `work`, captured in a CUDA graph."""
         torch.cuda.synchronize()
         graph = self.cuda.capture(work)
         self.cuda.launch_graph(graph)
@@ -187,7 +188,7 @@ class Device:
 
 
 def tensors_of(product: Product) -> dict[str, torch.Tensor]:
-    """Random operands and scratch memory; a weight of codes as its layout packs it."""
+    """Random operands and scratch memory by name; a quantized weight is packed by its layout."""
     step, rows = product.kernel.step, product.rows
     x = torch.randn(rows, step.k, device=PLACE) * torch.rand(rows, 1, device=PLACE)
     found = {"x": x.to(torch.bfloat16), "w": matrix_of(product)}
@@ -225,14 +226,14 @@ def decoded(product: Product, packed: torch.Tensor) -> torch.Tensor:
 
 
 def row_parts(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Rows as codes and scales."""
+    """Rows [rows, k] quantized to 8-bit floats: "codes" [rows, k] and "scales" [rows, 1]."""
     peaks = x.float().abs().amax(-1, keepdim=True)
     codes = (x.float() * (torch.full_like(peaks, 448) / peaks)).to(torch.float8_e4m3fn)
     return {"codes": codes.view(torch.uint8), "scales": peaks / 448}
 
 
 def compare(device: Device, name: str, stored: str, rows: int, product: Product) -> str:
-    """What is wrong with one product; "" if nothing is."""
+    """Compare one product with float64; a description of the error, or "" if it is right."""
     torch.manual_seed(0)
     tensors, step = tensors_of(product), product.kernel.step
     device.run(product, tensors)
@@ -240,7 +241,7 @@ def compare(device: Device, name: str, stored: str, rows: int, product: Product)
     scales = tensors["scales"].view(torch.float32)[:rows].reshape(rows, 1)
     wanted = row_parts(tensors["x"])
     differ = float((codes != wanted["codes"]).float().mean())
-    step_of_codes = int((codes.int() - wanted["codes"].int()).abs().max())  # neighbours of one sign are one apart
+    step_of_codes = int((codes.int() - wanted["codes"].int()).abs().max())  # 1 for neighbouring values of one sign
     far = float((scales / wanted["scales"] - 1).abs().max())
     rounded = Float8().decode({"codes": codes.clone(), "scales": scales}).double()
     y = rounded @ decoded(product, tensors["w"]).T
@@ -299,7 +300,7 @@ def microseconds(device: Device, product: Product, alone: bool = False) -> float
 
 
 def peers(n: int, k: int, rows: int) -> dict[str, float]:
-    """torch's bf16 product and its product of 8-bit floats, in graphs over copies."""
+    """Microseconds of torch's products in bf16 and 8-bit floats, by name, in graphs over copies of the weight."""
     x = torch.randn(rows, k, device=PLACE, dtype=torch.bfloat16)
     copies = max(1, min(COLD // (2 * n * k), 8))
     dense = [torch.randn(n, k, device=PLACE, dtype=torch.bfloat16) for _ in range(copies)]
@@ -326,7 +327,7 @@ def peers(n: int, k: int, rows: int) -> dict[str, float]:
 
 
 def torch_seconds(work: Callable[[], None], count: int) -> float:
-    """Median microseconds of one of `count` products in a graph; NaN where torch refuses."""
+    """Median microseconds (not seconds) of one of `count` products in a graph; NaN if torch refuses."""
     try:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

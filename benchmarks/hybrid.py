@@ -1,12 +1,12 @@
-"""Layers with a recurrent state or with experts, icc beside llama.cpp: decode at batch 1 and 8, and prefill, in turns.
+"""Layers with a recurrent state or with experts, icc beside llama.cpp: decode at batch 1 and 8, prefill, interleaved.
 
     python benchmarks/hybrid.py build/peers/bin/python build/hybrid [--threads 2] [--clock wall] [--rounds 3]
 
-Layers as wide as those of the published models, few of them, of random weights: a checkpoint in bf16 that icc compiles
-with `--quant rtn4` (groups of 128, of Qwen3-Next 32, and a head of 8 bits), and a GGUF file of random Q4_0 blocks with
-a Q8_0 head. The values differ, the bytes do not by much (4.25 or 5 bits a weight, and 4.5). Experts: Qwen3-Next has
-512, of which a token takes 10; here there are 16, of which it takes 10 too. Layers of Qwen3-30B-A3B (Q4_0) and of
-gpt-oss-20b (experts in MXFP4, the rest in Q8_0) have all of theirs, and icc compiles the same file.
+A few layers with the published models' widths and random weights: a bf16 checkpoint that icc compiles with `--quant
+rtn4` (groups of 128, for Qwen3-Next 32, and an 8-bit head), and a GGUF file of random Q4_0 blocks with a Q8_0 head. The
+values differ; the sizes are similar (4.25 or 5 bits a weight, and 4.5). Qwen3-Next has 512 experts, of which a token
+uses 10; here there are 16, of which it also uses 10. Layers of Qwen3-30B-A3B (Q4_0) and of gpt-oss-20b (experts in
+MXFP4, the rest in Q8_0) have all of their experts, and icc compiles the same file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ CPU = Path(__file__).with_name("cpu")
 
 
 def write_gguf(shape: Shape, out: Path) -> None:
-    """A size that ends in 0 is of float32, as llama.cpp keeps such tensors; as are vectors."""
+    """Write a GGUF file of random blocks. Vectors, and tensors whose size in `shape.rows()` ends in 0, are float32, as
+    llama.cpp keeps them."""
     import gguf
     import numpy as np
     from make_gguf import random_blocks
@@ -44,7 +45,7 @@ def write_gguf(shape: Shape, out: Path) -> None:
     for number, (name, size) in enumerate(shape.rows()):
         if size[-1] == 0 or len(size) == 1:
             values = rng.uniform(0.02, 0.2, size[:-1] if size[-1] == 0 else size).astype(np.float32)
-            values -= 0.11 * name.endswith("ffn_gate_inp.weight")  # so that tokens differ in experts
+            values -= 0.11 * name.endswith("ffn_gate_inp.weight")  # so that tokens choose different experts
             writer.add_tensor(name, -values if name.endswith("ssm_a") else values)
             continue
         kind = kinds[next((kind for end, kind in shape.blocks.items() if name.endswith(end)), "Q4_0")]
@@ -59,7 +60,7 @@ def write_gguf(shape: Shape, out: Path) -> None:
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:
-    """transformers' own initialization."""
+    """Write a bf16 checkpoint with transformers' own initialization."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,7 +70,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
 
 
 def prepare(name: str, folder: Path) -> str:
-    """FILE.gguf=ENGINE, made if they are not there."""
+    """FILE.gguf=ENGINE for cpu/gguf.py; missing files are made."""
     import icc
 
     shape, file, engine = SHAPES[name], folder / f"{name}.gguf", folder / f"{name}.engine"
@@ -89,8 +90,8 @@ def prepare(name: str, folder: Path) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="of the environment that has llama-cpp-python")
-    parser.add_argument("folder", type=Path, help="where checkpoints, files and engines are, or are made")
+    parser.add_argument("python", help="the Python of the environment that has llama-cpp-python")
+    parser.add_argument("folder", type=Path, help="folder of checkpoints, files and engines; missing ones are made")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -102,7 +103,7 @@ def main() -> None:
     a.folder.mkdir(exist_ok=True)
     pairs = [prepare(name, a.folder) for name in a.shapes.split(",")]
     print("| file | row | icc tok/s | llama.cpp tok/s | ratio (range) |\n|---|---|---|---|---|", flush=True)
-    sys.path.append(str(CPU))  # behind the package gguf
+    sys.path.append(str(CPU))  # after the package gguf
     spec = importlib.util.spec_from_file_location("gguf_rows", CPU / "gguf.py")
     assert spec is not None and spec.loader is not None
     cpu = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Layers as wide as those of published models, for hybrid.py: what transformers and a GGUF file call them."""
+"""Layers with the widths of published models, for hybrid.py: as transformers and as a GGUF file name them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Rows = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Shape:
-    """config: of transformers. arch, keys: of the GGUF file. blocks: the types of its matrices that are not Q4_0, by
-    how their names end. group: of icc's codes; 0 where icc compiles the GGUF file itself, of which only hidden_size,
-    num_hidden_layers, tie_word_embeddings and num_experts_per_tok stand in config."""
+    """A model of a few layers. config: transformers' arguments. arch, keys: the GGUF file's architecture and metadata.
+    blocks: the types of its matrices that are not Q4_0, by the ends of their names. group: the group size of icc's
+    codes; 0 if icc compiles the GGUF file itself: config then has only hidden_size, num_hidden_layers,
+    tie_word_embeddings and num_experts_per_tok."""
 
     kind: str
     config: dict[str, Any]
@@ -28,7 +29,7 @@ class Shape:
         return self.config["hidden_size"]
 
     def rows(self) -> Rows:
-        """Tensors of the GGUF file and their shapes, rows first."""
+        """Yield the name and shape, rows first, of each tensor of the GGUF file; a shape that ends in 0: float32."""
         yield "token_embd.weight", (VOCAB, self.width)
         yield "token_embd_norm.weight" if self.arch == "lfm2" else "output_norm.weight", (self.width,)
         if not self.config["tie_word_embeddings"]:
@@ -95,7 +96,7 @@ def qwen3next(shape: Shape, layer: int) -> Rows:
 
 
 def experts(shape: Shape) -> Rows:
-    """The router and three matrices of each expert."""
+    """Yield the router and the three matrices of the experts."""
     count, inner = shape.keys["expert_count"], shape.keys["expert_feed_forward_length"]
     assert isinstance(count, int) and isinstance(inner, int)
     yield "ffn_gate_inp.weight", (count, shape.width, 0)
@@ -172,7 +173,7 @@ SHAPES = {
         },
         group=32,
     ),
-    "qwen3moe": Shape(  # Qwen3-30B-A3B, four of 48 layers, every expert
+    "qwen3moe": Shape(  # Qwen3-30B-A3B, four of 48 layers, all experts
         "qwen3_moe",
         {**COMMON, "num_hidden_layers": 4, "num_experts_per_tok": 8},
         "qwen3moe",

@@ -1,8 +1,8 @@
-"""A decode step of layers with a recurrent state or with experts, beside what memory gives in the same seconds.
+"""The bandwidth of a decode step of layers with a recurrent state or with experts, beside a plain read of memory.
 
-`python benchmarks/hybrid_step.py FOLDER [SHAPE ..]`: engines as hybrid.py made them. One thread, CPU seconds: bytes of
-the weights that a token reads (of experts those that it takes, of a screened head half) and of its states, per second,
-over those of a plain read of 96 MiB before and after. A state's rows of an unfinished chunk count as if all were read.
+`python benchmarks/hybrid_step.py FOLDER [SHAPE ..]`: FOLDER has hybrid.py's engines. One thread, CPU seconds: bytes per
+second of the weights that a token reads (the experts that it uses, half of a screened head) and of its states, over
+those of a plain read of 96 MiB before and after. All of a state's rows for an unfinished chunk count as read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS, ROUNDS = 8, 9
 
 
 def read_rate(memory: np.ndarray) -> float:
-    """Bytes per second of this thread."""
+    """Bytes per second that this thread reads, the best of two."""
     found = []
     for _ in range(2):
         start = time.process_time()
@@ -29,7 +29,7 @@ def read_rate(memory: np.ndarray) -> float:
 
 
 def step_bytes(llm: icc.LLM, shape: Shape) -> float:
-    """What one token reads: the largest weight but experts' is the head, those of three dimensions are experts'."""
+    """Bytes that one token reads; three-dimensional weights are experts, the largest of the others is the head."""
     program = llm.engine.program  # type: ignore[union-attr]
     weights = program.weights.values()
     sizes = [weight.nbytes for weight in weights if len(weight.shape) != 3]

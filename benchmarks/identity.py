@@ -1,17 +1,17 @@
-"""Are kernels, packed weights and tokens what they were? A change of shape must leave every digest as it is.
+"""Are kernels, packed weights and tokens unchanged? A refactoring must leave every digest as it is.
 
     python benchmarks/identity.py check [NAME ...]   compare with benchmarks/identity/; a line per difference, exit 1
     python benchmarks/identity.py make [NAME ...]    write the digests; review their diff like code
     python benchmarks/identity.py list [NAME ...]
 
-NAME is a pattern such as 'pystd/h100/*' or 'tiny/gemma2*'. `--keep DIR` also writes what the digests were made of, to
-compare two trees with diff. Nothing needs a GPU: its kernels are rendered and planned, not compiled. The checkpoints
-are the sample, and the configurations of tests/tiny_models.py: the plain one of a family in bfloat16, special ones in
+NAME is a pattern such as 'pystd/h100/*' or 'tiny/gemma2*'. `--keep DIR` also writes the texts that were digested, to
+compare two trees with diff. No GPU is needed: GPU kernels are rendered and planned, not compiled. The checkpoints are
+the sample and the configurations of tests/tiny_models.py: a family's plain configuration in bfloat16, special ones in
 float32. CPU engines also run, with the library of the best ISA level of this machine.
 
-What floats may change from machine to machine (weights, tokens, logits) is kept per machine, and not compared where
-there are no digests of this one: a line says so. Sets of strings are walked in one order (PYTHONHASHSEED), because
-transformers makes rope buffers of several layer types by walking one.
+Digests that depend on a machine's float arithmetic (weights, tokens, logits) are kept per machine; without digests of
+this machine they are not compared, and a line says so. PYTHONHASHSEED fixes the order of sets of strings, because
+transformers iterates over one to make rope buffers of several layer types.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "embed-rtn4": {"task": "embed", "quant": "rtn4"},
 }
 GPU_ONLY = ("deterministic-rtn4",)
-Digests = dict[str, Any]  # item -> digest, and under a machine's name a dict of the same
+Digests = dict[str, Any]  # item -> digest, and machine -> such a dict
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ class Case:
 
     @property
     def file(self) -> Path:
-        """Where its digests are kept: one file per family."""
+        """The file of its digests: one per family."""
         return DIGESTS / f"{self.model.split('-')[0]}.json"
 
     @property
     def runs(self) -> bool:
-        """Whether its tokens count: of tiny models, one of both quantizations is enough."""
+        """Whether the engine is run: of tiny models, one of the two quantizations is enough."""
         plain = "-" not in self.model
         return self.target == "cpu" and (self.model == "pystd" or (self.variant == "rtn4") == plain)
 
 
 def all_cases() -> list[Case]:
-    """Every case, those of one checkpoint one after the other."""
+    """All cases; cases of one checkpoint are adjacent."""
     from tiny_models import tiny_configs  # type: ignore[import-not-found]
 
-    ordered = sorted(VARIANTS.items(), key=lambda item: "embed" in item[0])  # one trace for both tasks each
+    ordered = sorted(VARIANTS.items(), key=lambda item: "embed" in item[0])  # so that each task is traced once
     sample = [(name, target, options) for name, options in ordered for target in ("cpu", "h100", "mi300x")]
     cases = [Case("pystd", t, name, options) for name, t, options in sample if t != "cpu" or name not in GPU_ONLY]
     for model in tiny_configs():
@@ -90,7 +90,7 @@ def all_cases() -> list[Case]:
 
 
 def checkpoint(model: str, folder: Path) -> Path:
-    """The checkpoint's directory, written if it is a tiny one."""
+    """The directory of a checkpoint; a tiny one is written if it is missing."""
     from tiny_models import save_tiny, tiny_configs  # type: ignore[import-not-found]
 
     if model == "pystd":
@@ -102,7 +102,7 @@ def checkpoint(model: str, folder: Path) -> Path:
 
 
 def digest(*parts: str | bytes) -> str:
-    """128 bits of the sha256 of all parts, each with its length."""
+    """128 bits, in hex, of the sha256 of all parts, each preceded by its length."""
     found = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -111,7 +111,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def digests_of(case: Case, compiler: Any, folder: Path, keep: Path | None) -> Digests:
-    """Compile one case, run it if it runs, and digest what came out."""
+    """Compile one case, run it if `case.runs`, and digest the results. keep: a folder for the texts, or None."""
     from identity_engine import machine, run
 
     model, engine = checkpoint(case.model, folder), folder / "engine"
@@ -134,7 +134,7 @@ def digests_of(case: Case, compiler: Any, folder: Path, keep: Path | None) -> Di
 
 
 def icc_error() -> type[Exception]:
-    """What a refusal is raised as."""
+    """The exception class of icc's refusals."""
     import icc
 
     return icc.IccError
@@ -151,7 +151,7 @@ def _keep(folder: Path, contents: Any) -> None:
 
 
 def differences(old: Digests, new: Digests) -> list[str]:
-    """A line per item that is not what it was; local items count if both were made on the same machine."""
+    """A line per item that changed; items of a machine are compared only if both sides have that machine."""
     lines = []
     for name in sorted({*old, *new}):
         before, after = old.get(name), new.get(name)
@@ -164,12 +164,12 @@ def differences(old: Digests, new: Digests) -> list[str]:
 
 
 def read(file: Path) -> dict[str, Digests]:
-    """The cases of a file; none if there is no such file."""
+    """The cases of a file; {} if there is no such file."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def write(file: Path, case: Case, found: Digests) -> None:
-    """Replace one case. Digests of other machines stay if nothing that is equal everywhere changed."""
+    """Replace one case in a file. Digests of other machines stay if no machine-independent digest changed."""
     cases = read(file)
     old = cases.get(case.name, {})
     others = {name: local for name, local in old.items() if isinstance(local, dict) and name not in found}
@@ -179,36 +179,36 @@ def write(file: Path, case: Case, found: Digests) -> None:
 
 
 def forgotten(names: list[str], known: set[str]) -> list[str]:
-    """The cases that have digests and are no more."""
+    """The names, among those that match `names`, that have digests but are no case any more."""
     kept = [name for file in sorted(DIGESTS.glob("*.json")) for name in read(file) if name not in known]
     return [name for name in kept if any(fnmatch.fnmatchcase(name, pattern) for pattern in names)]
 
 
 def check(case: Case, found: Digests) -> int:
-    """Print the differences; how many there are."""
+    """Print the differences; their number."""
     old = read(case.file).get(case.name)
-    lines = ["there are no digests of it: make them"] if old is None else differences(old, found)
+    lines = ["it has no digests: run `make` for it"] if old is None else differences(old, found)
     for line in lines:
         print(f"{case.name}: {line}", flush=True)
     return len(lines)
 
 
 def tree() -> list[tuple[str, int]]:
-    """Every file of the product with its time: modules are imported late, so a tree that changes under a run mixes."""
+    """Every source file and its mtime in ns: modules are imported late, so an edit during a run would mix two trees."""
     folders = ("compiler", "passes", "runtime", "codegen_templates")
     files = (file for folder in folders for file in (ROOT / folder).rglob("*"))
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.suffix in (".py", ".jinja", ".h"))
 
 
 def main(argv: list[str]) -> int:
-    """Command line; exit code 1 if something differs, 2 if it cannot be told."""
+    """Run the command line; exit code 1 if something differs, 2 if icc was edited during the run."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, __file__, *argv])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("make", "check", "list"))
     parser.add_argument("names", nargs="*", default=["*"], help="patterns of cases (default: all)")
-    parser.add_argument("--keep", type=Path, help="also write what the digests are made of to this directory")
+    parser.add_argument("--keep", type=Path, help="also write the digested texts to this directory")
     options = parser.parse_args(argv)
     sys.path.insert(0, str(ROOT / "tests"))
     warnings.filterwarnings("ignore")
@@ -232,7 +232,7 @@ def compare(cases: list[Case], make: bool, keep: Path | None) -> int:
     from identity_engine import Compiler, machine
 
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # the order of sums in calibrated rounding
+    torch.set_num_threads(1)  # fixes the order of sums in calibrated rounding
     os.environ.pop("ICC_TUNING", None)
     different, unknown, start, before = 0, 0, time.monotonic(), tree()
     with tempfile.TemporaryDirectory(prefix="icc-identity-") as name:

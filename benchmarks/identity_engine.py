@@ -1,7 +1,7 @@
-"""What identity.py knows of icc's inside: how an engine is made without a GPU's compiler, and what is read of it.
+"""The part of identity.py that depends on icc's internals: compiling without a GPU's compiler, and reading engines.
 
-All that depends on how icc is written stands here. What comes out does not: rendered text, packed bytes, addresses,
-tokens. Whoever moves a module or changes program.json changes this file, never the digests.
+Its results do not depend on them: rendered text, packed bytes, addresses, tokens. If you move a module or change
+program.json, change this file, never the digests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Contents:
     """An engine as text and bytes.
 
     texts: rendered sources, compiler calls, launches. groups: texts that are compared as one, under one name. facts:
-    short enough to be kept as they are. local: bytes that may differ on another machine: weights, tokens, logits.
+    texts that are short enough to be kept without digesting. local: bytes that may differ on another machine: weights,
+    tokens, logits.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Contents:
 
 
 def machine() -> str:
-    """What packed floats, tokens and logits may depend on besides icc."""
+    """The names and versions, besides icc's, on which packed floats, tokens and logits may depend."""
     vendor = re.search(r"vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text())
     gxx = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
     tensors = f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
@@ -55,9 +56,9 @@ def machine() -> str:
 
 @dataclass
 class Compiler:
-    """Compiles checkpoints to engines of which only the library for this machine holds code.
+    """Compiles checkpoints to engines in which only the library for this machine has code.
 
-    Graphs are traced once for all engines of a checkpoint; give it one checkpoint after the other.
+    The last traced graph is reused, so compile all engines of a checkpoint one after the other.
     """
 
     folder: Path
@@ -65,7 +66,7 @@ class Compiler:
     _traced: tuple[Any, Any] = (None, None)
 
     def compile(self, model: Path, output: Path, fast: bool, **options: Any) -> Contents:
-        """Everything in the engine; `fast`: the library is compiled without optimization. Raises IccError."""
+        """Compile an engine and read its contents. fast: compile the library without optimization. Raises IccError."""
         self.specs = {}
         notes = self.folder / "commands"
         notes.mkdir(exist_ok=True)
@@ -91,7 +92,7 @@ class Compiler:
 
     @contextlib.contextmanager
     def _without_objects(self) -> Iterator[None]:
-        """GPU kernels are rendered and planned, and their sources kept in `specs`; no object is compiled."""
+        """Inside this block GPU kernels are rendered and planned, and kept in `specs`, but not compiled."""
 
         def compile_specs(specs: Any, *_: object, **__: object) -> dict[str, Compiled]:
             self.specs = {spec_key(spec): spec for spec in specs}
@@ -100,7 +101,7 @@ class Compiler:
         with (
             mock.patch.object(fallback, "compile_specs", compile_specs),
             mock.patch.object(fallback, "check_launch", lambda *_: None),
-            mock.patch.object(fallback, "check_addresses", lambda *_: None),  # reads what is compiled
+            mock.patch.object(fallback, "check_addresses", lambda *_: None),  # reads compiled objects
         ):
             yield
 
@@ -119,7 +120,8 @@ class Compiler:
 
 
 def run(engine: Path, prompts: list[Any], ids: list[int], embeds: bool) -> dict[str, list[bytes]]:
-    """Tokens of the prompts (greedy, and drawn with a seed) and the logits after each of `ids`, or embeddings."""
+    """Run an engine: tokens of the prompts (greedy, and drawn with a seed) and the logits after each of `ids`; with
+    `embeds`, the embeddings of the prompts."""
     with icc.load(engine, isa=host_isas()[0].name, threads=1) as llm:
         if embeds:
             return {"embeddings": [llm.embed(prompts).tobytes()]}
@@ -141,7 +143,7 @@ def _kernel_text(spec: Any) -> str:
 
 
 def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Contents) -> None:
-    """Per phase: each step's launches in order, operands as addresses, so that no name of a buffer counts."""
+    """Add each phase's launches in order, operands as addresses, so that names of buffers do not matter."""
     buffers = {b["name"]: b for b in program["buffers"]}
 
     def operand(found: dict[str, Any]) -> str:
@@ -166,7 +168,7 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
         args = [argument(arg, call) for arg in launch["args"]]
         grid = ["+".join([str(d["constant"]), *map(term, d["terms"])]) for d in launch["grid"]]
         text = texts[launch["object"]]
-        number = numbers.setdefault(text, len(numbers))  # the first launched is 0, whatever stands in it
+        number = numbers.setdefault(text, len(numbers))  # numbered by first launch, whatever its text
         return f"{specs[launch['object']].entry}#{number} <{', '.join(grid)}> ({', '.join(args)})"
 
     def term(found: dict[str, Any]) -> str:
@@ -204,7 +206,7 @@ def _read_facts(program: dict[str, Any], contents: Contents) -> None:
 
 
 def _read_weights(program: dict[str, Any], file: Path, contents: Contents) -> None:
-    """Equal names but for their numbers form one group, in the order of the file."""
+    """Add the weights; names that differ only in numbers form one group, in the order of the program."""
     with file.open("rb") as data:
         header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
         start = data.tell()

@@ -1,10 +1,10 @@
-"""How large the image of docs/kubernetes/Dockerfile is beyond its base: the sum of what its packages install.
+"""The size of the image of docs/kubernetes/Dockerfile beyond its base: the sum of its installed packages.
 
     python benchmarks/image_size.py
 
-Follows the requirements of icc and its extra `serve` through the packages that are installed here, and counts their
-files as the Dockerfile leaves them: without compiled Python, tests and hf-xet. Prints a line per package above a
-megabyte, and the sum. BASE is what python:3.11-slim takes unpacked, which is not measured here.
+Follows the requirements of icc and its extra `serve` through the packages that are installed here, and counts the
+files that the Dockerfile keeps: without compiled Python, tests and hf-xet. Prints a line per package above a megabyte,
+and the sum. BASE is the unpacked size of python:3.11-slim, which is not measured here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = ("hf-xet",)  # as the Dockerfile does
+LEFT_OUT = ("hf-xet",)  # the Dockerfile removes these, too
 BASE = 130e6  # bytes: python:3.11-slim of Debian 12 and 13, as `docker images` lists it
 MOST = 300e6
 
 
 def is_kept(name: PurePosixPath) -> bool:
-    """Whether a file is in the image."""
+    """Whether a file of a package is in the image."""
     return name.suffix != ".pyc" and "tests" not in name.parts[:-1]
 
 
 def sizes() -> dict[str, int]:
-    """The bytes of every package that `icc-llm[serve]` needs."""
+    """The bytes of every package that `icc-llm[serve]` needs, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting = [Requirement(text) for text in [*project["dependencies"], *project["optional-dependencies"]["serve"]]]
     found: dict[str, int] = {}

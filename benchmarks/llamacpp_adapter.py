@@ -1,9 +1,9 @@
-"""llama.cpp with one adapter, in a process of its own environment, driven by adapters_llamacpp.py over its pipes.
+"""llama.cpp with one adapter, in a process with its own environment, driven by adapters_llamacpp.py over pipes.
 
     python benchmarks/llamacpp_adapter.py BASE.gguf ADAPTER.gguf THREADS MAX_BATCH
 
-A request is one JSON line: {"prompt", "adapted"} is answered with the logits behind a prompt, {"batch", "steps",
-"adapted"} with the milliseconds of each step of so many sequences that decode together, behind four tokens each.
+A request is one JSON line: {"prompt", "adapted"} is answered with the logits after the prompt, {"batch", "steps",
+"adapted"} with the milliseconds of each step in which `batch` sequences decode together, after four tokens each.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 import llama_cpp as lc
 
-LENGTH = 256  # tokens of a sequence at most
+LENGTH = 256  # maximum number of tokens of a sequence
 clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
-SETTLING = 4  # steps that do not count, as in adapter_cost.py
+SETTLING = 4  # leading steps that are left out, as in adapter_cost.py
 
 
 class Context:
     """A model in memory, with an adapter that is on or off."""
 
     def __init__(self, base: str, adapter: str, threads: int, batch: int) -> None:
-        self._quiet = lc.llama_log_callback(lambda level, text, data: None)  # kept: llama.cpp holds its address
+        self._quiet = lc.llama_log_callback(lambda level, text, data: None)  # llama.cpp holds its address
         lc.llama_log_set(self._quiet, ctypes.c_void_p(0))
         lc.llama_backend_init()
         self._model: Any = lc.llama_model_load_from_file(base.encode(), lc.llama_model_default_params())
@@ -35,7 +35,7 @@ class Context:
         options.n_threads = options.n_threads_batch = threads
         if "F32" in base:
             options.type_k = options.type_v = lc.GGML_TYPE_F32
-            options.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it computes in float16
+            options.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_DISABLED  # flash attention computes in float16
         self._context: Any = lc.llama_init_from_model(self._model, options)
         self._adapter: Any = lc.llama_adapter_lora_init(self._model, adapter.encode())
         if not self._adapter:
@@ -44,7 +44,7 @@ class Context:
         self._vocabulary = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self._model))
 
     def begin(self, adapted: bool) -> None:
-        """Forget all sequences, and turn the adapter on or off."""
+        """Forget all sequences, and turn the adapter on or off. RuntimeError if llama.cpp fails."""
         lc.llama_memory_clear(lc.llama_get_memory(self._context), False)
         adapters = (lc.llama_adapter_lora_p_ctypes * 1)(self._adapter)
         scales = (ctypes.c_float * 1)(1.0)
@@ -52,7 +52,7 @@ class Context:
             raise RuntimeError("llama_set_adapters_lora failed")
 
     def decode(self, items: list[tuple[int, int, int, bool]]) -> None:
-        """(token, position, sequence, whether logits are wanted) of a step."""
+        """Run one step. items: (token, position, sequence, whether logits are wanted). RuntimeError if it fails."""
         self._batch.n_tokens = len(items)
         for i, (token, position, sequence, wanted) in enumerate(items):
             self._batch.token[i], self._batch.pos[i], self._batch.n_seq_id[i] = token, position, 1
@@ -62,13 +62,13 @@ class Context:
         lc.llama_synchronize(self._context)
 
     def logits(self, prompt: list[int]) -> list[float]:
-        """Behind a prompt."""
+        """The logits after a prompt, one per word of the vocabulary."""
         last = len(prompt) - 1
         self.decode([(token, at, 0, at == last) for at, token in enumerate(prompt)])
         return lc.llama_get_logits_ith(self._context, last)[: self._vocabulary]
 
     def steps(self, batch: int, count: int) -> list[float]:
-        """Milliseconds of each."""
+        """Milliseconds of each step of `batch` sequences, without the first SETTLING of `count`."""
         for sequence in range(batch):
             self.decode([(5 + sequence + at, at, sequence, at == 3) for at in range(4)])
         times: list[float] = []
@@ -80,7 +80,7 @@ class Context:
 
 
 def main(base: str, adapter: str, threads: str, batch: str) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     context = Context(base, adapter, int(threads), int(batch))
     for line in sys.stdin:
         request = json.loads(line)

@@ -3,9 +3,9 @@
     python benchmarks/make_gguf.py build/llama-1b build/llama-1b.gguf
     python benchmarks/make_gguf.py llama-1b build/llama-1b.Q4_K_M.gguf --random Q4_K_M    # of a shape: no checkpoint
 
-The weights are random, so llama.cpp's permutation of Q and K rows does not matter. With --random not even values are
-quantized: blocks are random bytes with scales that give values like a checkpoint's, which costs seconds for any type.
-The file has the checkpoint's tokenizer.json, where there is one: a byte-level BPE as serve/make_vocab.py writes it.
+The weights are random, so llama.cpp's permutation of Q and K rows does not matter. With --random nothing is quantized:
+blocks are random bytes with scales that give values like a checkpoint's, which takes seconds for any type. The file has
+the tokens of the checkpoint's tokenizer.json, if it exists: a byte-level BPE as serve/make_vocab.py writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
+    """The GGUF name of a weight: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
     if name.startswith("model.layers."):
         _, _, layer, rest = name.split(".", 3)
         return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
@@ -50,7 +50,7 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
-    """Tokens and merges; llama.cpp's "gpt-2" splits text as transformers' ByteLevel does."""
+    """Add tokens and merges; llama.cpp's "gpt-2" splits text as transformers' ByteLevel does."""
     if not file.exists():
         writer.add_tokenizer_model("no_vocab")
         return
@@ -66,7 +66,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
 
 
 Q = gguf.GGMLQuantizationType
-# for each type where its blocks have scales, and the scale that gives values of about 0.02
+# by type: the byte offsets of scales in a block, and scales that give values of about 0.02
 SCALES = {
     Q.Q4_0: {0: np.float16(4e-3)}, Q.Q8_0: {0: np.float16(3e-4)}, Q.Q6_K: {208: np.float16(2e-5)},
     Q.Q4_K: {0: np.float16(1.2e-4), 2: np.float16(9e-4)}, Q.MXFP4: {0: np.uint8(127 - 7)},
@@ -74,7 +74,7 @@ SCALES = {
 
 
 def type_of(recipe: str, name: str, layers: int) -> gguf.GGMLQuantizationType:
-    """The type of a matrix in a file of llama-quantize, as llama_tensor_get_type chooses for the Llama family."""
+    """The type that llama-quantize gives a matrix (llama_tensor_get_type, for the Llama family)."""
     if recipe != "Q4_K_M":
         return Q[recipe]
     if name in ("token_embd.weight", "output.weight"):
@@ -86,7 +86,7 @@ def type_of(recipe: str, name: str, layers: int) -> gguf.GGMLQuantizationType:
 
 
 def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, k: int, seed: int) -> np.ndarray:
-    """Random codes with sane scales, uint8 [rows, bytes of a row]."""
+    """Random codes with plausible scales, uint8 [rows, bytes of a row]."""
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = np.frombuffer(rng.bytes(rows * k // size * nbytes), np.uint8).reshape(-1, nbytes).copy()
@@ -96,7 +96,7 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, k: int, seed: int)
 
 
 def random_tensors(shape: str, recipe: str, writer: gguf.GGUFWriter) -> None:
-    """Every tensor of a shape."""
+    """Add every tensor of a shape, matrices as random blocks."""
     layers = int(str(config_of(shape)["num_hidden_layers"]))
     for i, (name, size) in enumerate(tensors_of(shape)):
         name = gguf_name(name)
@@ -108,7 +108,7 @@ def random_tensors(shape: str, recipe: str, writer: gguf.GGUFWriter) -> None:
 
 
 def write(model: str, out: Path, recipe: str | None = None, kind: gguf.GGMLQuantizationType = Q.Q4_0) -> None:
-    """Quantize to `kind` and write; with a recipe, `model` is a shape and its blocks are random."""
+    """Quantize a checkpoint to `kind` and write it; with a recipe, `model` is a shape and blocks are random."""
     folder = Path(model)
     config: dict[str, Any] = config_of(model) if recipe else json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "llama")
@@ -139,7 +139,7 @@ def write(model: str, out: Path, recipe: str | None = None, kind: gguf.GGMLQuant
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a checkpoint's folder, or with --random the name of a shape of make_model.py")
+    parser.add_argument("model", help="a checkpoint's folder; with --random, the name of a shape of make_model.py")
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--random", choices=["Q4_0", "Q8_0", "Q4_K_M"], metavar="TYPE", help="random blocks of this type"

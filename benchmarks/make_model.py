@@ -23,7 +23,7 @@ SHAPES = {
 
 
 def config(shape: str) -> dict[str, object]:
-    """config.json of a Llama model of that shape."""
+    """The config.json of a Llama model of a shape in SHAPES."""
     hidden, layers, heads, kv_heads, ffn, vocab, tied = SHAPES[shape]
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
@@ -36,7 +36,7 @@ def config(shape: str) -> dict[str, object]:
 
 
 def tensors(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes in file order."""
+    """The name and shape of each tensor, in file order."""
     hidden, layers, heads, kv_heads, ffn, vocab, tied = SHAPES[shape]
     kv = hidden // heads * kv_heads
     found: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (vocab, hidden))]
@@ -56,7 +56,7 @@ def tensors(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 def write(shape: str, out: Path, seed: int = 0, device: str = "cpu") -> None:
     """Write config.json and model.safetensors (bf16, normal with standard deviation 0.02; norms are ones).
 
-    device: where the numbers are drawn, which decides which numbers they are.
+    device: the torch device that draws the numbers; each device draws other numbers from a seed.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config(shape), indent=1))

@@ -1,13 +1,13 @@
-"""ONNX files of other tools as models: the graph in the reference interpreter against onnxruntime on the same file.
+"""ONNX files of other tools as models: icc's graph in the reference interpreter against onnxruntime on the same file.
 
     python -m venv /tmp/optimum && /tmp/optimum/bin/pip install optimum-onnx onnxruntime      # its own transformers
     /tmp/optimum/bin/python benchmarks/onnx_files.py export build/onnx [FAMILY ...]
     python benchmarks/onnx_files.py check build/onnx
 
-`export` writes small random models of many families as optimum exports them; `check` reads every FOLDER/*/model.onnx,
-whoever wrote it, and prints the largest difference over the largest logit, before and after the passes, and the heads
-of queries and keys. onnxruntime computes as the file says: without the rounding of activations that `accuracy_level`
-asks for.
+`export` writes small random models of many families as optimum exports them; `check` reads every FOLDER/*/model.onnx
+from any exporter, and prints the largest difference over the largest logit, before and after the passes, and the
+numbers of query and key heads. onnxruntime runs the file as it is, but without the rounding of activations that
+`accuracy_level` asks for.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 
 def export(folder: Path, only: list[str]) -> None:
-    """Write the models; in the environment of optimum."""
+    """Write the models; runs in the environment of optimum."""
     import torch
     from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
@@ -81,7 +81,7 @@ def export(folder: Path, only: list[str]) -> None:
 
 
 def oracle(path: Path) -> np.ndarray:
-    """Logits, or hidden states, [T, N] of the file in onnxruntime."""
+    """The logits, or hidden states, [T, N] of the file in onnxruntime."""
     import onnx
     import onnxruntime
 
@@ -107,14 +107,14 @@ def oracle(path: Path) -> np.ndarray:
 
 
 def _empty(shape: list[Any], kind: str, head: int) -> np.ndarray:
-    """A cache without tokens."""
+    """A KV cache input with 0 tokens, of the given shape with named axes."""
     sizes = [1 if axis == 0 else head if size == "kv_cache_dim" else 0 if isinstance(size, str) else size
              for axis, size in enumerate(shape)]  # fmt: skip
     return np.zeros(sizes, np.float16 if "float16" in kind else np.float32)
 
 
 def check(path: Path) -> str:
-    """What a file's graph gives, against `oracle`."""
+    """Compare a file's graph with `oracle`; a line with the verdict, both differences and the heads."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
     from icc.compiler.graph.tensor_types import type_of
@@ -148,7 +148,7 @@ def main() -> None:
         start = time.perf_counter()
         try:
             found = check(path)
-        except Exception as error:  # one row says so, the others go on
+        except Exception as error:  # becomes a row; the other files are still checked
             found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(f"{path.parent.name}: {found} ({time.perf_counter() - start:.0f} s)", flush=True)
 

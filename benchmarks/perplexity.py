@@ -1,7 +1,7 @@
-"""Held-out perplexity of a checkpoint per quantization, through the reference interpreter: how much each method loses.
+"""Held-out perplexity of a checkpoint per quantization, by the reference interpreter: the loss of each method.
 
 Run it as `python benchmarks/perplexity.py`; `--model`, `--text`, `--calib` and `--quant` choose other inputs.
-`--rows e4m3` or `int8` rounds the rows of all products but the head's as kernels with rows of 8 bits do (fp8, W4A8).
+`--rows e4m3` or `int8` rounds the input rows of all products except the head as kernels with 8-bit rows do (fp8, W4A8).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "pystd"
 
 
 class RoundedRows(TorchDispatchMode):
-    """Products whose rows are rounded, each to 8 bits with a scale of its own; `kind` is e4m3 or int8.
+    """In this mode each input row of a product is rounded to 8 bits with its own scale; `kind` is e4m3 or int8.
 
-    Those of a matrix with as many rows as `vocab_size` are left alone.
+    Products with a matrix of `vocab_size` rows (the head) are left alone.
     """
 
     def __init__(self, kind: str, vocab_size: int) -> None:
@@ -54,7 +54,7 @@ class RoundedRows(TorchDispatchMode):
 
 
 def windows(model: Path, text: Path, length: int, limit: int) -> list[list[int]]:
-    """Token windows of the held-out text, each document on its own, evenly thinned to about `limit` tokens."""
+    """Token windows of the held-out text, cut per document and evenly thinned to about `limit` tokens."""
     files = sorted(text.glob("*.txt")) if text.is_dir() else [text]
     found: list[list[int]] = []
     for file in files:
@@ -65,7 +65,7 @@ def windows(model: Path, text: Path, length: int, limit: int) -> list[list[int]]
 
 
 def perplexity(graph: Graph, sequences: Sequence[Sequence[int]]) -> float:
-    """exp of the mean negative log likelihood of each token after the first."""
+    """exp of the mean negative log-likelihood of all tokens after the first of each sequence."""
     total, count = 0.0, 0
     for ids in sequences:
         logits = interpret(graph, ids)[:-1]
@@ -75,7 +75,7 @@ def perplexity(graph: Graph, sequences: Sequence[Sequence[int]]) -> float:
 
 
 def hold_values(graph: Graph) -> None:
-    """Dequantize every weight once: the interpreter loads them for every window."""
+    """Dequantize every weight once, because the interpreter would do so for every window."""
     graph.weights = {name: Constant(weight.load().to(torch.float32)) for name, weight in graph.weights.items()}
 
 

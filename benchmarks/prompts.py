@@ -1,10 +1,10 @@
-"""What compiled prompts and forms save: the time to the first token, and the first use of a schema.
+"""What compiled prompts and schemas save: the time to the first token, and the first use of a schema.
 
     python benchmarks/prompts.py ENGINE [--rounds N] [--unknown]      ENGINE was compiled with one --prefix
     python benchmarks/prompts.py --forms TOKENIZER.json SCHEMA.json [..]
 
-ENGINE: loaded anew each time, and asked for one token. --forms: each schema's first use, by its parts, and once it was
-prepared. All is CPU time, which other load changes less than the clock's.
+ENGINE is loaded anew for each request of one token. --forms prints the time of each schema's first use, by its parts,
+and after it was prepared. All times are CPU time, which other load changes less than wall time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--forms", action="store_true")
-    parser.add_argument("--unknown", action="store_true", help="and behind words that nothing is known of: slow")
+    parser.add_argument("--unknown", action="store_true", help="also measure a prompt without compiled tokens: slow")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     if options.forms:
@@ -58,7 +58,7 @@ def first_tokens(engine: Path, rounds: int, unknown: bool) -> None:
 
 
 def seconds(engine: Path, tokens: Sequence[int]) -> float:
-    """CPU seconds to the first token of an engine that was just loaded, of one thread."""
+    """CPU seconds to the first token of a newly loaded engine with one thread."""
     with icc.load(engine, threads=1) as llm:
         start = time.process_time()
         llm.generate([list(tokens)], ONCE)

@@ -1,7 +1,8 @@
-"""What published checkpoints say where the defaults of a type's configuration class are not those of one.
+"""Configurations of published checkpoints, for types whose configuration class does not default to a checkpoint's.
 
-Patterns of layers and kinds of attention and routing, from the config.json of the checkpoint named beside each; widths
-and counts are shrunk as everybody's. "exactly": small values that this keeps (a constraint between sizes).
+Each has the layer pattern and the kinds of attention and routing from the config.json of the checkpoint named beside
+it; widths and counts are shrunk as for all types. "exactly": small values that shrinking keeps, because sizes depend on
+each other.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "xlm": {"causal": True},
     # facebook/xmod-base
     "xmod": {"default_language": "en_XX"},
-    # no checkpoint is published; sizes that the class needs and does not default
+    # no checkpoint is published; the class needs these sizes and has no defaults for them
     "cohere_compass_text": {
         "exactly": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
     },

@@ -1,10 +1,10 @@
-"""Every tiny configuration divided among ranks: how far the logits are from one rank's, and what stays whole.
+"""Every tiny configuration divided among ranks: how far its logits are from one rank's, and what stays undivided.
 
     python benchmarks/rank_families.py [NAME ...] [--ranks 2] [--out benchmarks/results/rank_families.md]
 
 The configurations are those of tests/tiny_models.py, with random weights. Each is divided by tensors (columns, rows,
-heads, words), by experts, and by both; ranks are interpreted in lockstep, in float32, so that only the order of sums
-differs. A difference is the largest of any logit, over the largest logit. Exit code 1 where one is above BOUND.
+heads, vocabulary), by experts, and by both; ranks are interpreted in lockstep, in float32, so that only the order of
+sums differs. A difference is the largest of any logit, over the largest logit. Exit code 1 if one is above BOUND.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS = {"tensors": (True, False), "experts": (False, True), "both": (True, True)
 
 
 class Found(NamedTuple):
-    """One way of dividing. counts: of the pass. whole: by reason, how many products are not divided."""
+    """One way of dividing. counts: those that the pass reports. whole: the number of undivided products by reason."""
 
     difference: float
     counts: Counter[str]
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Row:
-    """A configuration. found: by way; a way that divides nothing is missing."""
+    """A configuration. found: results by way; a way that divides nothing is missing. problem: why it was not read."""
 
     name: str
     found: dict[str, Found]
@@ -56,7 +56,7 @@ class Row:
 
 
 def divide(graph: Graph, logits: torch.Tensor, ranks: int, way: str) -> Found | None:
-    """One way; None where it divides nothing."""
+    """Divide a graph in one way and compare its logits; None if that divides nothing."""
     own, context = graph.copy(), PassContext()
     [report] = run_passes(own, [DivideAmongRanks(ranks, *WAYS[way])], context)
     if own.ranks == 1:
@@ -67,7 +67,7 @@ def divide(graph: Graph, logits: torch.Tensor, ranks: int, way: str) -> Found | 
 
 
 def row_of(name: str, ranks: int) -> Row:
-    """A configuration in all ways."""
+    """Divide and compare a configuration in all ways."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_models.save_tiny(tiny_models.tiny_configs()[name], Path(folder))
         try:
@@ -82,7 +82,7 @@ def row_of(name: str, ranks: int) -> Row:
 
 
 def table(rows: list[Row], ranks: int) -> Iterator[str]:
-    """Markdown."""
+    """The lines of the Markdown page."""
     yield f"# Tiny configurations among {ranks} ranks\n"
     yield "`python benchmarks/rank_families.py`: the largest difference of a logit from one rank's, over the"
     yield "largest logit, float32, interpreted. Columns, experts and sums are those of a division by both;"
@@ -111,7 +111,7 @@ def table(rows: list[Row], ranks: int) -> Iterator[str]:
 
 
 def main() -> int:
-    options = read_arguments(__doc__, list(tiny_models.tiny_configs()), "the table goes there, too", ranks=2)
+    options = read_arguments(__doc__, list(tiny_models.tiny_configs()), "also write the table to this file", ranks=2)
     rows: list[Row] = []
     for name in options.names:
         rows.append(row_of(name, options.ranks))
@@ -119,7 +119,7 @@ def main() -> int:
         print(name, rows[-1].problem or told, flush=True)
         if options.out is not None:
             others = options.out.read_text().partition(TOKENS_HEADING) if options.out.exists() else ("", "", "")
-            rest = "\n" + "".join(others[1:]) if others[1] else ""  # what rank_tokens.py has written there
+            rest = "\n" + "".join(others[1:]) if others[1] else ""  # the part that rank_tokens.py wrote
             options.out.write_text("\n".join(table(rows, options.ranks)) + "\n" + rest)
     print(*table(rows, options.ranks), sep="\n")
     return int(any(one.difference > BOUND for row in rows for one in row.found.values()))

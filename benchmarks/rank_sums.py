@@ -1,4 +1,4 @@
-"""What an all-reduce between two processes takes: the library of a program that has nothing else, and many of them."""
+"""The time of an all-reduce between two processes: the kernel library of a program with nothing but all-reduces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 2048  # elements of a row
 
 
 def sum_seconds(nbytes: int, rounds: int) -> float:
-    """Median seconds of one all-reduce of so many bytes of float32, of two processes on a core each."""
+    """Median seconds of one all-reduce of `nbytes` bytes of float32, between two processes, each on its own core."""
     tokens = max(nbytes // (4 * WIDTH), 1)
     sums = 64 if nbytes < 1 << 20 else 2
     program = _program(sums)
@@ -59,7 +59,7 @@ def sum_seconds(nbytes: int, rounds: int) -> float:
 
 
 def _program(sums: int) -> Program:
-    """So many sums, from one buffer to the other and back."""
+    """A program of `sums` all-reduces, from one buffer to the other and back."""
     ends = [BufferOperand(name, "f32", WIDTH, 0) for name in ("a", "b")]
     step = AllReduce(kernel="sum", x=ends[0], y=ends[1], n=WIDTH)
     back = AllReduce(kernel="sum", x=ends[1], y=ends[0], n=WIDTH)

@@ -1,13 +1,12 @@
-"""Families among ranks and stages, quantized and not: whether greedy tokens are one rank's, and how far logits are.
+"""Model families on ranks and stages, quantized and not: are greedy tokens one rank's, and how far are logits?
 
     python benchmarks/rank_tokens.py [NAME ...] [--out benchmarks/results/rank_families.md]
 
 Tiny configurations of tests/tiny_models.py with a published model's pattern of layers and random weights, compiled up
 to the graph that is lowered, once for one rank and once per way of dividing it. Ranks are interpreted in lockstep in
-float32. One rank answers a prompt; every way then gives logits for all positions of prompt and answer: where the
-largest of each is that of one rank, its own answer would be the same. A difference is the largest of any logit, over
-the largest logit; beside it stands the bound that the pass declares. Exit code 1 where a token differs or a bound is
-exceeded.
+float32. One rank answers a prompt; every way then computes the logits of prompt and answer: if the largest logit at
+each position of the answer is one rank's, the way would give the same answer. A difference is the largest of any logit,
+over the largest logit; the pass declares its bound. Exit code 1 if a token differs or a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ HEADING = "# Greedy tokens of families among ranks"
 FAMILIES = (
     "llama", "mixtral", "gemma3", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "gpt_oss",
 )  # fmt: skip
-QUANTS, GROUP = ("none", "rtn4"), 16  # groups that a cut of so small matrices does not part
+QUANTS, GROUP = ("none", "rtn4"), 16  # small enough that no cut of these matrices splits a group
 IDS, NEW = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12], 12
 WAYS: dict[str, Pass] = {
     "tensors by 2": DivideAmongRanks(2, tensors=True, experts=False),
@@ -49,14 +48,14 @@ BOUNDS = {way: DivideAmongRanks.tolerance or 0.0 if way.startswith("tensors") el
 
 
 class Found(NamedTuple):
-    """One way. tokens: how many of the answer's are one rank's. difference: see above."""
+    """The result of one way. tokens: how many of the answer's are one rank's. difference: see the module."""
 
     tokens: int
     difference: float
 
 
 class Row(NamedTuple):
-    """A family. found: by way; a way that divides nothing is missing."""
+    """A family. found: results by way; a way that divides nothing is missing."""
 
     name: str
     quant: str
@@ -64,13 +63,13 @@ class Row(NamedTuple):
 
 
 def fused(graph: Graph) -> Graph:
-    """As it is lowered."""
+    """The graph, changed in place by the passes that come before lowering."""
     run_passes(graph, pipelines.fuse(), PassContext())
     return graph
 
 
 def rows_of(name: str) -> Iterator[Row]:
-    """A family in all ways, with each kind of weights."""
+    """Yield the results of a family in all ways, for each quantization."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_models.save_tiny(tiny_models.tiny_configs()[name], Path(folder))
         read = load_graph(Path(folder), 64)
@@ -83,7 +82,7 @@ def rows_of(name: str) -> Iterator[Row]:
 
 
 def divided(graph: Graph) -> dict[str, Found]:
-    """A graph behind attention in all ways."""
+    """The results of all ways for a graph after the attention passes."""
     alone, ids = fused(graph.copy()), list(IDS)
     for _ in range(NEW):
         ids.append(int(interpret(alone, ids)[-1].argmax()))
@@ -98,18 +97,18 @@ def divided(graph: Graph) -> dict[str, Found]:
 
 
 def compared(logits: torch.Tensor, wanted: torch.Tensor) -> Found:
-    """Logits [T, vocab] beside those of one rank."""
+    """Compare logits [T, vocab] with those of one rank."""
     equal = logits[len(IDS) - 1 :].argmax(1) == wanted[len(IDS) - 1 :].argmax(1)
     return Found(int(equal.sum()), float((logits - wanted).abs().max() / wanted.abs().max()))
 
 
 def is_well(row: Row) -> bool:
-    """Whether all tokens are one rank's, and no logit is beyond its bound."""
+    """Whether all tokens are one rank's, and all differences are within their bounds."""
     return all(one.tokens == NEW and one.difference <= BOUNDS[way] for way, one in row.found.items())
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """Markdown."""
+    """The lines of the Markdown table."""
     yield HEADING
     yield f"\n`python benchmarks/rank_tokens.py`: of {NEW} greedy tokens how many are one rank's, and the largest"
     yield "difference of a logit from one rank's over the largest logit, float32, interpreted. The first line has the"
@@ -128,8 +127,8 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 
 def read_arguments(description: str | None, default: Sequence[str], out: str, **numbers: int) -> argparse.Namespace:
-    """What the command line says: `names` of tiny configurations, of which none means `default`; the file `out`, told
-    of so; and numbers with their defaults. Ends the process where a configuration is unknown."""
+    """Parse the command line: `names` of tiny configurations (default: `default`), a file --out with the help text
+    `out`, and numbers with their defaults. Ends the process if a configuration is unknown."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"tiny configurations (default: {len(default)} of them)")
     parser.add_argument("--out", type=Path, help=out)
@@ -144,7 +143,7 @@ def read_arguments(description: str | None, default: Sequence[str], out: str, **
 
 
 def main() -> int:
-    options = read_arguments(__doc__, FAMILIES, "a file of which the part from this table's heading on is replaced")
+    options = read_arguments(__doc__, FAMILIES, "a file: its part from this table's heading on is replaced")
     rows: list[Row] = []
     for row in (row for name in options.names for row in rows_of(name)):
         rows.append(row)

@@ -1,11 +1,10 @@
-"""Two ranks of a core each beside one process of two threads, in turns; and what a sum over ranks takes.
+"""Two ranks with a core each beside one process with two threads, interleaved; and the time of a sum over ranks.
 
     python benchmarks/ranks.py ONE.engine TWO.engine [--prompt 512] [--tokens 32] [--rounds 5]
 
-ONE is compiled for one rank, TWO with --tensor-parallel 2 or --pipeline-parallel 2. Prints the median seconds of a
-decode step and of a prompt, and their ratio: how much of one process's speed two ranks reach (above 1: ranks are
-faster). `--sums` times all-reduces alone, of 8 KB and of 32 MB, between two processes, with the copy bandwidth beside
-them.
+ONE is compiled for one rank, TWO with --tensor-parallel 2 or --pipeline-parallel 2. Prints the median milliseconds of a
+decode step and of a prompt, and the speed of two ranks relative to one process (above 1: ranks are faster). `--sums`
+first times all-reduces of 8 KB and of 32 MB between two processes, with the copy bandwidth beside them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from icc.runtime.llm import LLM
 
 
 def decode_seconds(llm: LLM, tokens: int) -> float:
-    """Per token of a batch of one."""
+    """Seconds per token of a batch of one."""
     params = icc.SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     begin = time.perf_counter()
     llm.generate([[1, 2, 3]], params)
@@ -29,7 +28,7 @@ def decode_seconds(llm: LLM, tokens: int) -> float:
 
 
 def prompt_seconds(llm: LLM, prompt: int, seed: int) -> float:
-    """Of a prompt that no cache has."""
+    """Seconds of a random prompt of `prompt` tokens that no cache has."""
     ids = np.random.default_rng(seed).integers(3, llm.manifest.model.vocab_size, prompt).tolist()
     begin = time.perf_counter()
     llm.generate([ids], icc.SamplingParams(max_tokens=1, temperature=0.0))
@@ -37,7 +36,7 @@ def prompt_seconds(llm: LLM, prompt: int, seed: int) -> float:
 
 
 def compare(one: str, two: str, prompt: int, tokens: int, rounds: int) -> None:
-    """The table, rounds in turns, so that both meet the same machine."""
+    """Measure both engines interleaved, so that both run under the same load, and print the table."""
     with icc.load(one, threads=2) as alone, icc.load(two, threads=2) as ranks:
         tasks: dict[str, Callable[[LLM, int], float]] = {
             "decode, batch 1": lambda llm, seed: decode_seconds(llm, tokens),
@@ -54,7 +53,7 @@ def compare(one: str, two: str, prompt: int, tokens: int, rounds: int) -> None:
 
 
 def time_sums(rounds: int) -> None:
-    """All-reduces between two processes of a thread each."""
+    """Time all-reduces between two processes with one thread each, and print them."""
     from rank_sums import sum_seconds
 
     source = np.ones(32 << 20, np.uint8)
@@ -72,7 +71,7 @@ def time_sums(rounds: int) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("one")
     parser.add_argument("two")

@@ -2,8 +2,8 @@
 
     python benchmarks/reader_memory.py [FORMAT ...] [--folder build] [--scale 1.0] [--out FILE.md]
 
-A Llama of random codes is written in the layout of each format, one tensor at a time (what the codes mean does not
-matter here), compiled for this machine with one kernel variant, measured (`compile_memory.py`) and deleted.
+A Llama of random codes is written in the layout of each format, one tensor at a time (the values do not matter here),
+compiled for this machine with one kernel variant, measured (`compile_memory.py`) and deleted.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ OSS = {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 12, 
 
 
 def llama(writer: Writer, layers: int) -> Iterator[Tensors]:
-    """The tensors of a layer at a time, the embedding first."""
+    """Yield the tensors, one layer at a time, the embedding first."""
     kv = HIDDEN // HEADS * KV_HEADS
     normal = (torch.randn(VOCAB, HIDDEN) * 0.02).to(torch.bfloat16)
     yield {"model.embed_tokens.weight": normal, "lm_head.weight": normal.clone(),
@@ -155,7 +155,7 @@ def llama(writer: Writer, layers: int) -> Iterator[Tensors]:
 
 
 def oss() -> Iterator[Tensors]:
-    """gpt-oss with MXFP4 experts."""
+    """Yield the tensors of a gpt-oss with MXFP4 experts."""
     h, i, experts = OSS["hidden_size"], OSS["intermediate_size"], OSS["num_local_experts"]
     half = torch.bfloat16
     yield {"model.embed_tokens.weight": torch.randn(VOCAB, h).to(half), "model.norm.weight": torch.ones(h, dtype=half),
@@ -179,7 +179,7 @@ def oss() -> Iterator[Tensors]:
 
 
 def write(name: str, out: Path, layers: int) -> int:
-    """Write the checkpoint; its bytes."""
+    """Write the checkpoint of a format; its size in bytes."""
     out.mkdir(parents=True)
     base = {"vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "dtype": "bfloat16",
             "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
@@ -206,7 +206,7 @@ def write(name: str, out: Path, layers: int) -> int:
 
 
 def main() -> None:
-    """Write, compile, measure and delete each."""
+    """Write, compile, measure and delete each format's checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("formats", nargs="*", default=[])
     parser.add_argument("--folder", type=Path, default=Path("build"))

@@ -33,7 +33,7 @@ def main(path: Path) -> None:
         state = {name: value.contiguous() for name, value in layer.state_dict().items()}
         codes = getattr(BitPack, "unpack_" + layer.meta["packing"])(state["W_q"])[: 16 * 64 // group].float()
         scale, zero = state["scale"].float(), state["zero"].float()
-        values = scale * codes - (scale * zero).half().float()  # what is taken off is stored as a half float
+        values = scale * codes - (scale * zero).half().float()  # zero points are stored as half floats
         assert (values - scale * (codes - zero)).abs().max() < 0.04 * scale.max(), "of a step"
         expected[f"bits{bits}"] = hashlib.sha256(values.reshape(16, 64).numpy().tobytes()).hexdigest()
         tensors |= {f"bits{bits}.{name}": value.clone() for name, value in state.items()}

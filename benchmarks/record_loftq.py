@@ -1,5 +1,5 @@
-"""Record tests/adapters/data/loftq.safetensors: a base, and what PEFT makes of it before it trains an adapter that
-begins with LoftQ. PEFT asks for a GPU there, and is given the CPU; bitsandbytes is not among the packages of the tests:
+"""Record tests/adapters/data/loftq.safetensors: a weight, and the base weights that PEFT's LoftQ initialization makes
+of it. PEFT asks for a GPU there and is given the CPU; bitsandbytes is not among the packages of the tests:
 
     pip install --no-deps --target /tmp/bnb bitsandbytes==0.50.2
     PYTHONPATH=/tmp/bnb python benchmarks/record_loftq.py tests/adapters/data/loftq.safetensors

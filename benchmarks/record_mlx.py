@@ -1,4 +1,4 @@
-"""Record tests/formats/data/mlx.safetensors: matrices that MLX quantized, and hashes of what it makes of them.
+"""Record tests/formats/data/mlx.safetensors: matrices that MLX quantized, and hashes of their values.
 
 python3 -m venv /tmp/mlx && /tmp/mlx/bin/pip install 'mlx[cpu]==0.32.4'
 /tmp/mlx/bin/python benchmarks/record_mlx.py tests/formats/data/mlx.safetensors
@@ -25,7 +25,7 @@ def main(path: Path) -> None:
     for number, (bits, group, kind, shape, mode) in enumerate(cases):
         name = f"layer{number}" if len(shape) == 2 else f"layer{number}.switch_mlp.up_proj"
         values = (mx.random.normal(shape) * 0.02).astype(kind)
-        values[..., :group] = mx.abs(values[..., :group])  # a group whose least value is 0 or more
+        values[..., :group] = mx.abs(values[..., :group])  # a group whose smallest value is at least 0
         parts = dict(zip(("weight", "scales", "biases"), mx.quantize(values, group, bits, mode), strict=False))
         tensors |= {f"{name}.{part}": value for part, value in parts.items()}
         layers[name] = {"bits": bits, "group_size": group, "mode": mode}

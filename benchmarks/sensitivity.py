@@ -1,12 +1,12 @@
-"""Are the damages that `--quant auto` expects those that forward passes measure, and does it choose as well by them?
+"""Are the losses that `--quant auto` expects those that forward passes measure, and does it choose equally well?
 
     python benchmarks/sensitivity.py samples/pystd --text heldout.txt --sizes 2.8MB,3.6MB
 
-For each weight (one in --every) and each format: the KL divergence of the predictions when GPTQ rounds that weight
-alone, measured on --tokens tokens, beside what damage.py expects from one backward pass. The table has Spearman's rank
-correlation over all pairs of weight and format, over the weights in each format, and the median of expected over
-measured. With --sizes: what is chosen by either, at each size, and what that loses on the text, by the stored weights.
-Exit code 1 where the correlation over all pairs is below 0.95.
+For each weight (one in --every) and each format: the KL divergence of the predictions if GPTQ rounds only that weight,
+measured on --tokens tokens, beside the estimate of damage.py from one backward pass. The table has Spearman's rank
+correlation over all pairs of weight and format, and over the weights in each format, and the median of expected over
+measured. With --sizes: the choice by either at each size, and its loss on the text with the stored weights. Exit code 1
+if the correlation over all pairs is below 0.95.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ WINDOW = 512
 
 
 def chooser(model: Path, graph: Graph, sequences: Sequence[Sequence[int]], size: int) -> auto.QuantizeAuto:
-    """The pass of a compile for CPUs."""
+    """The pass `auto` of a compile for CPUs to `size` bytes."""
     options = CompileOptions(model, Path("unused"), target="cpu", quant="auto", size=size)
     found = auto_passes(options, graph, backend_for(TARGETS["cpu"], "f32", False), "f32", sequences)
     return next(each for each in found if isinstance(each, auto.QuantizeAuto))
 
 
 def rounded(graph: Graph, jobs: Sequence[WeightJob], options: Any, sequences: Sequence[Sequence[int]]) -> list[Weight]:
-    """Each weight in each format, as GPTQ rounds it in the model in float32: jobs in order, and their formats."""
+    """Each weight in each of its formats, rounded by GPTQ in the float32 model, in the order of jobs and formats."""
     found: dict[fx.Node, list[Weight]] = {}
     own = {job.node: (job, [form for form, _ in of if form]) for job, of in zip(jobs, options, strict=True)}
 
@@ -84,7 +84,7 @@ def rounded(graph: Graph, jobs: Sequence[WeightJob], options: Any, sequences: Se
 
 
 def divergences(graph: Graph, text: Sequence[Sequence[int]], variants: Sequence[Variant]) -> list[float]:
-    """The mean KL divergence per token of each variant from the model, in float64: those of 8 bits are small."""
+    """The mean KL divergence per token of each variant from the model; in float64, as 8-bit ones are small."""
     found, model, count = [0.0] * len(variants), torch.empty(0), sum(map(len, text))
     for answer in run_together(graph, text, variants):
         logs = torch.log_softmax(answer.logits.to(torch.float64), -1)
@@ -96,13 +96,13 @@ def divergences(graph: Graph, text: Sequence[Sequence[int]], variants: Sequence[
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """The correlation of ranks."""
+    """Spearman's rank correlation."""
     ranks = torch.tensor([one, other], dtype=torch.float64).argsort(-1).argsort(-1).to(torch.float64)
     return float(torch.corrcoef(ranks)[0, 1])
 
 
 def table(pairs: Sequence[tuple[str, float, float]]) -> tuple[str, float]:
-    """Markdown, and the correlation over all. pairs: format, expected, measured."""
+    """The Markdown table, and the correlation over all pairs. pairs: (format, expected, measured)."""
     lines = ["| | pairs | rank correlation | expected / measured, median |", "|---|---|---|---|"]
     kinds = sorted({name for name, *_ in pairs})
     for name in ("", *kinds):
@@ -114,7 +114,7 @@ def table(pairs: Sequence[tuple[str, float, float]]) -> tuple[str, float]:
 
 
 class Text:
-    """Windows of a text, and what the model predicts of them."""
+    """Windows of a text, and the model's log-probabilities for them."""
 
     def __init__(self, graph: Graph, windows: list[list[int]]) -> None:
         self.windows = windows
@@ -124,7 +124,7 @@ class Text:
         return [torch.log_softmax(found.logits, -1) for found in run_together(graph, self.windows)]
 
     def loss(self, graph: Graph) -> tuple[float, float]:
-        """How much the perplexity of a graph is higher than the model's, as a part of it, and its KL divergence."""
+        """The relative rise of a graph's perplexity over the model's, and its mean KL divergence per token."""
         rise = divergence = 0.0
         for ids, want, logs in zip(self.windows, self.model, self._logs(graph), strict=True):
             following = torch.tensor(ids[1:]).unsqueeze(1)
@@ -138,11 +138,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--calib-sequences", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=512, help="that divergences are measured on, of two sequences")
-    parser.add_argument("--every", type=int, default=1, help="weights apart")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens for divergences, of two sequences")
+    parser.add_argument("--every", type=int, default=1, help="measure every N-th weight")
     parser.add_argument("--text", type=Path, help="for --sizes; neither may be in the calibration text")
-    parser.add_argument("--windows", type=int, default=6, help="of the text, spread over it")
-    parser.add_argument("--sizes", default="", help="with commas; every weight is measured then")
+    parser.add_argument("--windows", type=int, default=6, help="number of windows, spread over the text")
+    parser.add_argument("--sizes", default="", help="comma-separated; then every weight is measured")
     args = parser.parse_args()
     graph = load_graph(args.model, 1024)
     run_passes(graph, pipelines.canonicalize(), PassContext())
@@ -179,7 +179,7 @@ def main() -> None:
 def compare(
     args: Any, graph: Graph, sequences: Any, expected: damage.Damages, measured: dict[tuple[int, int], float]
 ) -> None:
-    """What is chosen by either, at each size."""
+    """Print the loss of the choice by expected and by measured losses, at each size."""
     curves = [
         Curve(curve.name, tuple(replace(o, damage=measured.get((i, n), 0.0)) for n, o in enumerate(curve.options)))
         for i, curve in enumerate(expected.curves)

@@ -1,11 +1,11 @@
-"""What 2:4 sparsity would lose beside codes of as many bits: perplexities of pruned and of quantized weights.
+"""The loss of 2:4 sparsity beside quantization to as many bits: perplexities of pruned and of quantized weights.
 
     python benchmarks/sparsity.py [MODEL] [--text FOLDER] [--tokens 20000]
 
-Of every four weights in a row two are set to 0: the smallest (magnitude), or those that SparseGPT (Frantar and Alistarh
-2023, arXiv:2301.00774) picks, whose error later columns make up for. The head and the embedding stay as they are. A
-pruned weight takes half of its values and 1 bit of index per weight (two places of four in 4 bits), as `mma.sp` reads
-it. The table is in docs/quantization.md.
+Two of every four weights in a row are set to 0: the smallest (magnitude), or those that SparseGPT (Frantar and Alistarh
+2023, arXiv:2301.00774) picks, which compensates the error in later columns. The head and the embedding stay as they
+are. A pruned matrix stores half of its values and 1 bit of index per weight (two positions of four in 4 bits), as
+`mma.sp` reads it. The table is in docs/quantization.md.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ ROWS = (  # name, how it is pruned, the format of codes and whether GPTQ chooses
 
 
 def keep_largest(score: Tensor) -> Tensor:
-    """Which two of every four columns have the largest scores, bool `[N, K]`."""
+    """A mask, bool `[N, K]`, of the two largest scores in every four columns of each row."""
     fours = score.unflatten(1, (-1, 4))
     return torch.zeros_like(fours, dtype=torch.bool).scatter(2, fours.topk(2, dim=2).indices, True).flatten(1)
 
 
 def magnitude(weight: Tensor, hessian: Hessian) -> Tensor:
-    """The weight with the smallest two of every four at 0."""
+    """The weight with the smallest two of every four values set to 0."""
     return weight * keep_largest(weight.abs())
 
 
 def sparsegpt(weight: Tensor, hessian: Hessian) -> Tensor:
-    """The weight as SparseGPT prunes it: four columns at a time, whose errors go to the columns behind them."""
+    """The weight pruned by SparseGPT: four columns at a time, whose errors are added to later columns."""
     left, factor = weight.clone(), hessian.factor
     for start in range(0, weight.shape[1], 4):
         four = slice(start, start + 4)
@@ -67,7 +67,7 @@ def sparsegpt(weight: Tensor, hessian: Hessian) -> Tensor:
 
 
 def prune(graph: Graph, method: Callable[[Tensor, Hessian], Tensor], sequences: list[list[int]]) -> None:
-    """Prune every linear layer but the head; each sees the outputs of the pruned layers before it."""
+    """Prune every linear layer except the head in place; each sees the outputs of the pruned layers before it."""
     jobs = {job.node: job for job in QuantizeRtn().jobs(graph, PassContext()) if job.own and not job.tables}
 
     def visit(node: torch.fx.Node, inputs: dict[torch.fx.Node, list[Tensor]]) -> None:

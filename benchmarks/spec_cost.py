@@ -1,11 +1,11 @@
-"""What a request pays for a drafter that is never right: every drafter against plain decoding, in turns.
+"""The cost of a drafter that is never right: every drafter against plain decoding, interleaved.
 
     python benchmarks/spec_cost.py ENGINE --drafters replay,ngram,medusa --threads 2 --seconds 50
 
-Every first guess is replaced by a token that the model never chooses, after the drafter has done its work. A round
-runs each drafter once and plain decoding twice, in an order of its own: a drafter's cost is its decode time over that
-of the first plain run, and the second plain run over the first is the control. Medians over the rounds with 95 %
-intervals (of ranks: now and then a run is disturbed).
+After the drafter has done its work, every first guess is replaced by a token that the model never chooses. A round
+runs each drafter once and plain decoding twice, in random order: a drafter's cost is its decode time over that of the
+first plain run, and the second plain run over the first is the control. Prints medians over the rounds with 95 %
+intervals (by ranks, because some runs are disturbed).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Truth = dict[tuple[int, ...], Sequence[int]]
 
 
 class Silent(Drafter):
-    """A drafter that knows nothing: what is left is the account-keeping."""
+    """A drafter that never guesses, which leaves only the bookkeeping of speculation."""
 
     name, first_rate = "silent", 0.5
 
@@ -38,8 +38,8 @@ class Silent(Drafter):
 
 
 class Wrong(Drafter):
-    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains. `never`: tokens that
-    the model chooses nowhere, so that next to no time goes into making the guesses wrong."""
+    """A drafter made always wrong: it keeps its cost and has no gain. never: tokens that the model never chooses, by
+    which making guesses wrong takes almost no time."""
 
     def __init__(self, drafter: Drafter, never: Sequence[int]) -> None:
         self._drafter, self._never = drafter, never
@@ -53,7 +53,7 @@ class Wrong(Drafter):
 
 
 def _spoilt(draft: Draft, never: Sequence[int]) -> Draft:
-    """The same tree, of which all at depth 1 is wrong; siblings stay different."""
+    """The draft with wrong tokens at depth 1; siblings stay different."""
     if draft.is_chain:
         return Draft((never[0], *draft.token_ids[1:]), draft.parents)
     guesses = zip(draft.token_ids, draft.parents, strict=True)
@@ -61,7 +61,7 @@ def _spoilt(draft: Draft, never: Sequence[int]) -> Draft:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median of the ratios in percent above 1, between the ends of its 95 % interval."""
+    """(low, median, high) of the ratios, in percent above 1; low and high end a 95 % interval."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     places = (len(values) / 2 - half, (len(values) - 1) / 2, len(values) / 2 + half)
     low, mid, high = (100 * (ordered[min(max(round(at), 0), len(values) - 1)] - 1) for at in places)
@@ -71,14 +71,15 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 def measure(
     llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens: int, seconds: float, keep: bool
 ) -> list[dict]:
-    """Rounds for so long; one dict per drafter, and one for the control."""
+    """Run rounds for `seconds`; one dict per drafter, and one for the control. keep: share one speculator per drafter
+    between requests."""
     truth: Truth = {tuple(prompt): [*rate(llm, prompt, tokens, None)[1], 0, 0] for prompt in prompts}
 
     def drafter(name: str) -> Drafter:
         if name == "silent":
             return Silent()
         if name == "replay":
-            return Replay(truth, 0.9, 15)  # sure of itself
+            return Replay(truth, 0.9, 15)  # with a high stated acceptance
         found = llm.speculator(name)
         assert found is not None
         return found.drafter
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--drafters", default="replay,ngram")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--keep", action="store_true", help="what was learnt of steps and saved outlives a request")
+    parser.add_argument("--keep", action="store_true", help="keep the learnt step times and gains between requests")
     parser.add_argument("--seconds", type=float, default=50)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", metavar="FILE")

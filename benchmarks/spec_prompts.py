@@ -1,10 +1,10 @@
-"""Prompts for `icc bench --spec`: held-out Python to go on with, and held-out Python to write again with an edit.
+"""Prompts for `icc bench --spec`: held-out Python to continue, and held-out Python to rewrite with an edit.
 
     python benchmarks/spec_prompts.py heldout > heldout.json
     python benchmarks/spec_prompts.py edit > edit.json
 
-A prompt of `edit` is a piece of a held-out module, the same piece with a name changed as far as its first lines, and
-the model has to go on: what an editor asks of a model, in a form that a model without instruction follows.
+A prompt of `edit` is an excerpt of a held-out module, followed by the first lines of a copy in which a name is changed.
+The model has to continue the copy: an editor's task, in a form for models that are not instruction-tuned.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections import Counter
 from pathlib import Path
 
 HELDOUT = Path(__file__).parent.parent / "samples" / "pystd" / "heldout"
-LINES, COPIED = 24, 8  # lines of a piece, and of its copy those that are given
+LINES, COPIED = 24, 8  # lines of an excerpt, and of its copy in the prompt
 NAME = re.compile(r"\b[a-z_][a-z_0-9]{4,}\b")
 
 
 def heldout(text: str) -> list[str]:
-    """Pieces of about a screen, from a third and two thirds of the file."""
+    """Two excerpts of LINES lines, which begin at a third and at two thirds of the file."""
     lines = text.splitlines(keepends=True)
     return ["".join(lines[start : start + LINES]) for start in (len(lines) // 3, 2 * len(lines) // 3)]
 
 
 def edit(text: str) -> list[str]:
-    """Each piece, and the beginning of its copy in which the commonest name has another."""
+    """Each excerpt, followed by the beginning of its copy in which the most common name is changed."""
     prompts = []
     for piece in heldout(text):
         names = Counter(NAME.findall(piece)).most_common(1)

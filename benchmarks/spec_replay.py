@@ -1,9 +1,9 @@
-"""What a verify step costs and what speculation gains at an acceptance rate that is set by hand, on any engine.
+"""The cost of a verify step, and the gain of speculation at a given acceptance rate, on any engine.
 
     python benchmarks/spec_replay.py ENGINE --accept 0.7 --guesses 15 --threads 2
 
-The drafter replays what plain decoding gave, each guess right with the given probability, so that neither a trained
-drafter nor a trained model is needed: for engines of random weights, and for nothing but benchmarks.
+The drafter replays the tokens of plain decoding, each guess right with the given probability, so that neither a trained
+drafter nor a trained model is needed: it is meant for engines with random weights, and only for benchmarks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from icc.runtime.speculate.speculator import Speculator
 
 
 class Replay(Drafter):
-    """Chains of guesses out of known continuations."""
+    """A drafter of chains from known continuations, each guess right with probability `rate`."""
 
     name = "replay"
 
@@ -46,7 +46,7 @@ class Replay(Drafter):
 
 
 def step_seconds(executor: Executor, tokens: int, context: int, rounds: int) -> float:
-    """The median time of a step that verifies `tokens` - 1 guesses behind `context` tokens."""
+    """The median seconds of a step that verifies `tokens` - 1 guesses after `context` tokens."""
     tables = plain_tables(executor.groups, context + tokens)
     for start in range(0, context, executor.max_step_tokens):
         part = min(executor.max_step_tokens, context - start)
@@ -74,8 +74,8 @@ def main() -> None:
     """Parse the command line, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
-    parser.add_argument("--accept", type=float, default=0.7, help="how often a guess is right")
-    parser.add_argument("--guesses", type=int, default=15, help="of one step")
+    parser.add_argument("--accept", type=float, default=0.7, help="probability that a guess is right")
+    parser.add_argument("--guesses", type=int, default=15, help="guesses per step")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)

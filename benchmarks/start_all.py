@@ -1,8 +1,8 @@
-"""Does every script here still start? Each runs on something tiny, or prints its help where it needs a GPU or a peer.
+"""Does every script here still start? Each runs on tiny inputs, or prints its help if it needs a GPU or a peer.
 
     python benchmarks/start_all.py [PART-OF-A-NAME ...]
 
-A script that is new appears by itself, with `--help`, until SMALL says how to run it. Scripts run in processes that are
+A new script is run with `--help` automatically, until SMALL has arguments for it. Scripts run in processes that are
 forked from this one after torch and transformers are imported. Exit code 1 if one fails, takes more than LIMIT seconds,
 or needs a package that is not one of PEERS. Nothing is written outside a temporary directory.
 """
@@ -24,15 +24,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SAMPLE = str(ROOT / "samples" / "pystd")
 LIMIT = 150  # seconds
-# what only the environments of peers have
+# packages that only the environments of peers have
 PEERS = (
     "llama_cpp", "openvino", "openvino_genai", "onnxruntime_genai", "optimum", "bitsandbytes", "lm_eval", "instructor",
     "langchain_openai", "langchain_anthropic", "langchain_core", "litellm", "llama_index", "pydantic_ai", "matplotlib",
     "ray",
 )  # fmt: skip
 LIBRARIES = "no command"  # modules that others import; here they are only imported
-# by script: its arguments, where {engine}, {dir}, {text} and {model} are the sample's engine, an empty directory, a
-# text file and the sample checkpoint; LIBRARIES for what is only imported
+# the arguments of each script; {engine}, {dir}, {text} and {model} are the sample's engine, an empty directory, a text
+# file and the sample checkpoint; LIBRARIES for modules that are only imported
 SMALL: dict[str, str] = {
     "adapter_traffic.py": "{engine} --adapters 4 --requests 6 --rank 4 --tokens 4 --rounds 1",
     "adapter_cost.py": "{engine} --batch 1,2 --adapters 3 --rank 4 --tokens 8 --rounds 1",
@@ -88,7 +88,7 @@ SMALL: dict[str, str] = {
 
 
 def scripts() -> list[str]:
-    """Every tracked Python file of this folder, relative to it."""
+    """Every tracked Python file of this folder except this one, relative to it."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=HERE, capture_output=True, text=True)
     found = listed.stdout.split() or [str(path.relative_to(HERE)) for path in HERE.rglob("*.py")]  # outside git
     return sorted(name for name in found if name != Path(__file__).name)
@@ -116,8 +116,8 @@ def run(script: str, arguments: list[str], log: Path) -> int:
             os.setpgid(0, 0)
             sys.argv = [str(HERE / script), *arguments]
             sys.path.insert(0, str((HERE / script).parent))
-            # torch makes a new pool after a fork when it is first asked for one, and fails where two threads ask at
-            # once ("Invalid thread pool"), as transformers' loading does.
+            # After a fork torch makes a new thread pool on first use, and fails if two threads use it first at the
+            # same time ("Invalid thread pool"), as when transformers loads a model.
             sys.modules["torch"].set_num_threads(1)
             _run_file(sys.argv[0], "imported" if arguments == [LIBRARIES] else "__main__")
             code = 0
@@ -150,14 +150,14 @@ def _run_file(path: str, name: str) -> None:
 
 
 def needs(text: str) -> str:
-    """The peer's package that a script stopped for; "" if it is none of PEERS."""
+    """The package of PEERS whose absence ended a script with the output `text`; "" if there is none."""
     last = text.strip().splitlines()[-1:] or [""]
     name = last[0].partition("No module named ")[2].strip("'\"").split(".")[0]
     return name if name in PEERS else ""
 
 
 def commands(folder: Path, engine: str) -> dict[str, list[str]]:
-    """The arguments of every script."""
+    """The arguments of every script, by name; its files go to `folder`."""
     from icc.compiler.backends.cpu.isa import host_isas
 
     (folder / "text.txt").write_text("def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n" * 60)
@@ -176,7 +176,7 @@ def commands(folder: Path, engine: str) -> dict[str, list[str]]:
 
 
 def main(parts: list[str]) -> int:
-    """Run all, or those whose names contain one of `parts`; a line each."""
+    """Run all scripts, or those whose names contain one of `parts`, and print a line each; the exit code."""
     os.environ["TRITON_INTERPRET"] = "1"
     import icc
     import torch

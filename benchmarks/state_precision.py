@@ -1,11 +1,10 @@
-"""What `--state-cache bf16` costs a trained model: the sample with recurrent layers for most of its attention.
+"""The loss of `--state-cache bf16` on a trained model: the sample with recurrent layers in place of most attention.
 
     python benchmarks/state_precision.py OUT [--kind bamba|qwen3_5_text] [--seconds 240] [--windows 12]
 
-The sample's embedding, MLPs, norms and, where the shapes are the same, attention are kept; four of six layers get a
-state (Mamba 2, or the gated delta rule), and these are trained for so many CPU seconds on the sample's text. Then
-engines with states of both kinds score the text that was held out, in windows of 1,024 tokens, so that a state has to
-remember.
+The sample's embedding, MLPs, norms and, if the shapes are equal, attention are kept; four of six layers get a state
+(Mamba 2, or the gated delta rule), and these are trained for --seconds of CPU time on the sample's text. Then engines
+with states in float32 and bf16 score the held-out text in windows of 1,024 tokens, so that states must remember.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ NAMES = {"feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm", 
 
 
 def begun(kind: str) -> Any:
-    """The model to train, with all of the sample that fits; zero-centred norms keep their own."""
+    """The model to train, with all of the sample's weights that fit; zero-centred norms keep their own."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -57,7 +56,7 @@ def begun(kind: str) -> Any:
     sample = load_file(SAMPLE / "model.safetensors")
     for name, parameter in model.named_parameters():
         source = ".".join(NAMES.get(part, part) for part in name.split("."))
-        if name.endswith("dt_bias"):  # steps of 0.001 to 0.1, as the papers begin; transformers' 1 forgets at once
+        if name.endswith("dt_bias"):  # time steps of 0.001 to 0.1, as in the papers; transformers' 1 forgets at once
             steps = torch.exp(torch.rand_like(parameter) * math.log(100.0) + math.log(0.001))
             parameter.data.copy_(steps + torch.log(-torch.expm1(-steps)))
         elif source in sample and sample[source].shape == parameter.shape and ("norm" not in name or kind == "bamba"):
@@ -70,8 +69,8 @@ def begun(kind: str) -> Any:
 
 
 def _attention_as_states(model: Any, sample: Any) -> None:
-    """Queries, keys and values of delta rules, and of attention with a gate, begin as those of the sample's attention;
-    convolutions as the token itself."""
+    """Initialize queries, keys and values of delta rules, and of gated attention, from the sample's attention, and
+    convolutions as the identity."""
     import torch
 
     for number, layer in enumerate(model.model.layers):
@@ -94,7 +93,7 @@ def _attention_as_states(model: Any, sample: Any) -> None:
 
 
 def train(model: Any, seconds: float) -> None:
-    """AdamW for so many CPU seconds; of what is the sample's only vectors."""
+    """Train by AdamW for `seconds` of CPU time; of the sample's weights only those that `begun` left trainable."""
     import torch
 
     sys.path.insert(0, str(SAMPLE.parent))
@@ -124,7 +123,7 @@ def train(model: Any, seconds: float) -> None:
 
 
 def batches(files: list[Path]) -> Iterator[Any]:
-    """[8, 256] of files in random order, one behind the other."""
+    """Yield token ids [8, 256]: shuffled windows of concatenated random files."""
     import torch
     from tokenizers import Tokenizer
 
@@ -139,7 +138,7 @@ def batches(files: list[Path]) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Train, compile twice, print both perplexities."""
+    """Train, compile with both kinds of states, print both perplexities."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--kind", choices=list(KINDS), default="bamba")
@@ -179,7 +178,7 @@ def main() -> None:
 
 
 def losses(logits: Any, ids: list[int]) -> Any:
-    """Of every token but the first, in nats."""
+    """The negative log-likelihood of every token except the first, in nats, float64 [tokens - 1]."""
     import numpy as np
 
     shifted = logits[:-1].astype(np.float64)

@@ -1,10 +1,10 @@
-"""What the cost model says of a decode step of one sequence of Llama 8B: launches, and a layer as one kernel.
+"""The modelled time of a decode step of one sequence of Llama 8B: with launches, and with a layer as one kernel.
 
     python benchmarks/step_model.py [--targets h100,h200] [--quants rtn4,none]
 
-Needs no GPU and reads no weights. before: stages with the tilings of their launches, which ask for no weights while
-they wait (the step kernel as it was first built); now: as it is built. Attention is taken to need ATTENTION us besides
-its launch, and the launches beside layers and head REST us: what is left of a measured step of an H100.
+Needs no GPU and reads no weights. before: stages with the tilings of their launches, which prefetch no weights while
+they wait (the first version of the step kernel); now: the current version. Attention is assumed to take ATTENTION us
+besides its launch, and launches outside layers and head REST us: the remainder of a step measured on an H100.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from icc.compiler.backends.triton.tiling.whole import BETWEEN, LAUNCHES, MERGE, 
 from icc.compiler.targets import TARGETS, Target
 
 ATTENTION, REST, LAYERS = 5.0, 8.0, 32
-HEAD = 128256 * 4096  # weights; of 8 bits where others have four
+HEAD = 128256 * 4096  # weights; 8-bit if the others have 4 bits
 LAYER = 6144 * 4096 + 4096 * 4096 + 3 * 14336 * 4096
 
 
 def model(target: Target, quant: str) -> tuple[WholeTilings, float, int]:
-    """A layer's stages, seconds of the head, and programs that a multiprocessor holds of the step kernel."""
+    """A layer's stages, the seconds of the head, and the programs of the step kernel per multiprocessor."""
     program, limits = lowered(LLAMA_8B, target.name, quant, max_seq_len=8192)
     tuner, shape = Tuner(target, load_tuned(target)), Shape(1, True)
     [phase] = plan_program(program, limits, tuner, [shape], step_kernel=True).phases
@@ -44,14 +44,14 @@ def model(target: Target, quant: str) -> tuple[WholeTilings, float, int]:
 
 
 def before(found: WholeTilings) -> float:
-    """Seconds of a layer's products and waits in the step kernel as it was."""
+    """Seconds of a layer's products and waits in the first version of the step kernel."""
     held = min(found.room(one, one.launched) for one in found.products)
     products = sum(found._stage_seconds(one, one.launched, held) for one in found.products)
     return LAUNCH + BETWEEN + products + found.waits * (MERGE + LATENCY)
 
 
 def rows(target: Target, quant: str) -> Iterator[str]:
-    """Of the table."""
+    """Yield the rows of the table for a target and quantization."""
     found, head, held = model(target, quant)
     bits, head_bits = (4.25, 8.25) if quant == "rtn4" else (16, 16)
     limit = (LAYERS * LAYER * bits + HEAD * head_bits) / 8 / (target.bandwidth * 1e9)

@@ -1,11 +1,11 @@
-"""Which JSON schemas become grammars, and whether what comes out is valid, as a table.
+"""Which JSON schemas become grammars, and whether answers under these grammars are valid, as a table.
 
     python benchmarks/structured.py [DIR ...] [--answers N] [--tokens N] [--sample N]
 
-The JSON-Schema-Test-Suite of the tests (draft 2020-12, without what it fetches), and every DIR with a schema in each
-`*.json` below it, such as JSONSchemaBench's `data/*`. Answers are random walks with the sample model's tokenizer;
-`jsonschema` judges them. `unsatisfiable`: no value is valid, which is said when the schema is compiled; `cut`: answers
-that were not complete after so many tokens; `dead ends`: those after which no token could follow.
+The schemas are the JSON-Schema-Test-Suite of the tests (draft 2020-12, without remote references), and those of every
+DIR with a schema in each `*.json` below it, such as JSONSchemaBench's `data/*`. Answers are random walks with the
+sample model's tokenizer; `jsonschema` judges them. `unsatisfiable`: schemas refused because no value is valid; `cut`:
+answers that were incomplete after --tokens tokens; `dead ends`: answers that no token could continue.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--answers", type=int, default=4, help="walks for each schema")
-    parser.add_argument("--tokens", type=int, default=120, help="of one answer")
-    parser.add_argument("--sample", type=int, default=200, help="schemas of one folder, by chance; 0 takes all")
-    parser.add_argument("--show", action="store_true", help="say which schemas are refused or answered wrongly")
+    parser.add_argument("--answers", type=int, default=4, help="random walks per schema")
+    parser.add_argument("--tokens", type=int, default=120, help="maximum length of an answer")
+    parser.add_argument("--sample", type=int, default=200, help="random schemas per folder; 0 takes all")
+    parser.add_argument("--show", action="store_true", help="print which schemas are refused or answered wrongly")
     options = parser.parse_args()
     print("| set | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1))
     suite = json.loads((TESTS / "suite" / "draft2020-12.json").read_text())

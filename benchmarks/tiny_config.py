@@ -1,9 +1,9 @@
 """Tiny configurations of any transformers model type, with the pattern of layers of its published default.
 
 There is no table of families: a configuration class is built with its defaults, which are those of a published
-checkpoint. Widths and counts are replaced by tiny ones, chosen by what they are called; the kinds of layers, of
-attention and of routing stay, and as many layers are kept as show each kind twice. A few profiles (other head counts,
-other widths) are tried where the class refuses the first.
+checkpoint. Widths and counts are replaced by tiny ones, chosen by their names; the kinds of layers, of attention and of
+routing stay, and enough layers are kept to have each kind twice. A few profiles (other head counts, other widths) are
+tried if the class refuses the first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAYER_COUNTS = (
     "num_encoder_layers",
     "num_blocks",
 )
-# what a size is called -> tiny value
+# name of a size -> tiny value
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", "emb_dim", "model_dim"), 64),
     **dict.fromkeys(("embedding_size", "word_embed_proj_dim", "input_embedding_size", "output_embedding_size"), 64),
@@ -56,7 +56,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 48),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "expert_dim"), 48),
     **dict.fromkeys(("shared_experts_intermediate_size",), 48),
-    # state spaces: heads times their size is twice the hidden size
+    # state spaces: heads times head size is twice the hidden size
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim", "mamba_d_state", "state_size"), 16),
     **dict.fromkeys(("ssm_state_size",), 16),
@@ -101,31 +101,31 @@ _TOKEN_IDS = {
     "eos_token_id": 2,
     "forced_eos_token_id": 2,
 }
-# sizes that classes need and do not default: set in a later profile
+# sizes that classes need but have no default for: set in a later profile
 _NEEDED = ("head_dim", *_KV_HEADS, "num_experts_per_tok", "n_routed_experts", "n_shared_experts")
 _UNSET = "also these where they are None"
-# laid over the sizes, one after the other until a model can be built
+# each is tried over the sizes, until a model can be built
 _PROFILES: tuple[dict[str, Any], ...] = (
     {},
     {_UNSET: True},
     dict.fromkeys(_KV_HEADS, 4),
-    {**dict.fromkeys(_KV_HEADS, 4), "head_dim": 8},  # latent attention, where head_dim is the size of the rotary part
+    {**dict.fromkeys(_KV_HEADS, 4), "head_dim": 8},  # latent attention whose head_dim is the size of the rotary part
     {**dict.fromkeys(_KV_HEADS, 4), "head_dim": 8, _UNSET: True},
     {"head_dim": None, "num_key_value_heads": None},
     {"n_group": 1, "num_experts": 8, "n_routed_experts": 8, "num_local_experts": 8},
     {"num_heads": 8, "head_dim": 16},
     {"hidden_size": 128, "n_embd": 128, "d_model": 128},
 )
-# which of the first layers are special, and how far apart others are: so many layers are kept at least
+# fields with the number of special first layers, and with the period of others: at least so many layers are kept
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _PERIODS = ("attn_layer_period", "expert_layer_period", "decoder_sparse_step", "moe_layer_interval", "layer_group_size")
 _SHARED = "num_kv_shared_layers"
 
 
 def tiny_configs(model_type: str, decoder: bool = True) -> Iterator[Any]:
-    """Tiny configurations of `model_type`, most ordinary first; classes that refuse a profile are skipped.
+    """Yield tiny configurations of `model_type`, the most ordinary first, without profiles that its class refuses.
 
-    decoder: those of types that can be either are made decoders.
+    decoder: types that can be encoders or decoders become decoders. Raises the first error if all profiles are refused.
     """
     from transformers import CONFIG_MAPPING
 
@@ -144,7 +144,7 @@ def tiny_configs(model_type: str, decoder: bool = True) -> Iterator[Any]:
 
 
 def pattern_of(config: Any) -> str:
-    """The kinds of layers that a configuration has, in words: how many of which."""
+    """The kinds of layers of a configuration with their counts, as text."""
     text = config.get_text_config(decoder=True)
     lists = _per_layer(text, _count(text))
     kinds = [value for name, value in lists.items() if name in ("layer_types", "layers_block_type", "mlp_layer_types")]
@@ -155,12 +155,12 @@ def pattern_of(config: Any) -> str:
 
 
 def tiny_options(model_type: str) -> tuple[Any, list[dict[str, Any]]]:
-    """The class of a decoder type's configuration, and the keyword arguments of the tiny ones that it accepts."""
+    """The configuration class of a decoder type, and the keyword arguments of the tiny ones that it accepts."""
     from transformers import CONFIG_MAPPING
 
     cls, found = CONFIG_MAPPING[model_type], []
     for profile in _PROFILES:
-        with contextlib.suppress(Exception):  # whatever the class says of it
+        with contextlib.suppress(Exception):  # the class may refuse it with any error
             options = _options(cls, profile, PUBLISHED.get(model_type, {}), True)
             cls(**options)
             found.append(options)
@@ -176,21 +176,21 @@ def _options(cls: type, profile: dict[str, Any], published: dict[str, Any], deco
     published = {name: value for name, value in published.items() if name != "exactly"}
     default = cls(**published)
     made: dict[str, Any] = {"is_decoder": True} if decoder and "is_decoder" in _names(default) else {}
-    if decoder and getattr(default, "attn_type", None) == "bi":  # XLNet's word for the same
+    if decoder and getattr(default, "attn_type", None) == "bi":  # XLNet's field for that
         made["attn_type"] = "uni"
     return {**_joined(_overrides(default, profile, published), shrink_not), **made}
 
 
 def _joined(options: dict[str, Any], exactly: dict[str, Any]) -> dict[str, Any]:
-    """Options with others laid over them, in what they nest too."""
+    """Options updated by `exactly`, also inside nested dicts."""
     nested = {k: _joined(options[k], v) for k, v in exactly.items() if isinstance(v, dict) and k in options}
     return {**options, **exactly, **nested}
 
 
 def _overrides(config: Any, profile: dict[str, Any], given: dict[str, Any], whole: bool = True) -> dict[str, Any]:
-    """Keyword arguments that make `config`'s class tiny, read off an instance with default values.
+    """Keyword arguments that make `config`'s class tiny, derived from an instance with default values.
 
-    whole: its pattern of layers is kept, as that of the text model is.
+    whole: keep its pattern of layers, as for the text model.
     """
     from transformers import PretrainedConfig
 
@@ -221,7 +221,7 @@ def _overrides(config: Any, profile: dict[str, Any], given: dict[str, Any], whol
 
 
 def _tiny(name: str, value: Any, config: Any, profile: dict[str, Any]) -> Any:
-    """The tiny value of an attribute; `value` itself where it is no size. What is smaller already stays."""
+    """The tiny value of an attribute; `value` itself if it is no size or is smaller already."""
     if value is None:
         wanted = _UNSET in profile and name in _NEEDED
         return {**_SIZES, **_KV_HEADS, **profile}[name] if wanted or name in profile else None
@@ -231,20 +231,20 @@ def _tiny(name: str, value: Any, config: Any, profile: dict[str, Any]) -> Any:
         return _TOKEN_IDS[name]
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    if name in _KV_HEADS:  # as many as there are queries, one, or groups
+    if name in _KV_HEADS:  # keep the kind: one, as many as query heads, or groups
         heads = _attribute(config, "num_attention_heads") or _attribute(config, "n_head")
         return value if value <= 1 else _HEADS if value == heads else _KV_HEADS[name]
     return min(value, _SIZES[name]) if name in _SIZES else value
 
 
 def _count(config: Any) -> int:
-    """How many layers a configuration has."""
+    """The number of layers of a configuration."""
     found = (_attribute(config, name) for name in _LAYER_COUNTS)
     return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), _LAYERS)
 
 
 def _per_layer(config: Any, layers: int) -> dict[str, list[Any]]:
-    """The lists with one value for each layer."""
+    """The lists with one value for each layer, by name."""
     found = {name: _attribute(config, name) for name in _names(config)}
     return {
         name: value
@@ -254,14 +254,14 @@ def _per_layer(config: Any, layers: int) -> dict[str, list[Any]]:
 
 
 def _is_places(name: str, value: Any, layers: int) -> bool:
-    """Whether a list names layers by their place."""
+    """Whether a list has indices of layers."""
     if not isinstance(value, list) or not value or not all(type(v) is int for v in value):
         return False
     return value == sorted(set(value)) and value[-1] < layers and len(value) > 1 and "token" not in name
 
 
 def _kept(config: Any, layers: int) -> int:
-    """How many layers show each kind of layer twice, or once where that would be too many."""
+    """How many layers have each kind of layer twice, or once if twice takes too many; ValueError if once does, too."""
     lists = _per_layer(config, layers)
     places = [set(v) for n in _names(config) if _is_places(n, v := _attribute(config, n), layers)]
     rows = [(*(str(v[i]) for v in lists.values()), *(i in p for p in places)) for i in range(layers)]
@@ -277,26 +277,26 @@ def _kept(config: Any, layers: int) -> int:
 
 
 def _place(rows: list[Any], row: Any, often: int) -> int:
-    """Where a row is found for the so-manieth time, or for the last."""
+    """The index at which a row occurs for the `often`-th time, or for the last time if it occurs less often."""
     places = [i for i, other in enumerate(rows) if other == row]
     return places[min(often, len(places)) - 1]
 
 
 def _shared(config: Any) -> int:
-    """How many layers more are kept to read the cache of others."""
+    """How many additional layers are kept that read the cache of other layers."""
     shared = _attribute(config, _SHARED)
     return min(shared, 5) if isinstance(shared, int) else 0
 
 
 def _names(config: Any) -> list[str]:
-    """Attributes that the constructor takes: its own fields and those of its mapping."""
+    """Attributes that the constructor may take: annotated fields, its parameters, and the instance's attributes."""
     found = {n for c in type(config).__mro__ for n in getattr(c, "__annotations__", {})}
     found |= set(inspect.signature(type(config).__init__).parameters) | set(vars(config))
     return sorted(n for n in found if not n.startswith("__") and n != "self")
 
 
 def _attribute(config: Any, name: str) -> Any:
-    """A value of the config; None where it has one for each layer."""
+    """An attribute of the config; None if reading it fails, as for attributes that differ by layer."""
     try:
         return getattr(config, name, None)
     except Exception:

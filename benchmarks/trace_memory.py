@@ -1,9 +1,9 @@
-"""Peak memory of tracing a 1B-shape and a 70B-shape llama: weights are handles and one layer of each kind is traced.
+"""Peak memory of tracing a 1B and a 70B Llama shape: weights are handles, and one layer of each kind is traced.
 
     python benchmarks/trace_memory.py [--out benchmarks/results/trace_memory.json]
 
-Each shape is traced in a process of its own from its configuration alone: the handles claim the shapes of a bf16
-checkpoint and refuse to be read. "base" is the same process before that, with torch and transformers imported.
+Each shape is traced in its own process from its configuration alone: the handles have the shapes of a bf16 checkpoint
+and refuse to be read. "base" is the same process before that, with torch and transformers imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def trace(shape: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     config = LlamaConfig(**SHAPES[shape], num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192)
-    build_meta_model(LlamaConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4))  # imports what it needs
+    build_meta_model(LlamaConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4))  # for its imports
     base = _peak_mb()
     start = time.monotonic()
     model = build_meta_model(config)
@@ -69,7 +69,7 @@ def _peak_mb() -> int:
 def main() -> None:
     """Measure every shape in a fresh process and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, help="trace this one here and print JSON")
+    parser.add_argument("--shape", choices=SHAPES, help="trace only this shape, in this process, and print JSON")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.shape:

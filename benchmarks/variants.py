@@ -1,9 +1,9 @@
-"""Drawn configurations of any model type: what no published checkpoint has, but its class allows.
+"""Random configurations of any model type, which no published checkpoint has but its class allows.
 
-Begun from the tiny configuration of `tiny_config`, a few changes are drawn, each to a field by what it is called or by
-the kind of its value: patterns of layers (shuffled, longer, one kind only), heads and their sizes, states,
-convolutions, groups, experts and their routing, rotary scaling, windows, soft caps, activations, biases, ties,
-multipliers. Nothing is known of any type; transformers refuses what cannot be.
+A few random changes are made to the tiny configuration of `tiny_config`, each to a field by its name or by the kind of
+its value: patterns of layers (shuffled, shorter, one kind only), heads and their sizes, states, convolutions, groups,
+experts and their routing, rotary scaling, windows, soft caps, activations, biases, ties, multipliers. The script has no
+knowledge of single types; transformers refuses impossible configurations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_PART_OF_THE_MODEL = re.compile(
     r"jitter|kernels$|use_mambapy|associative|time_step_(min|max|floor)|_std|use_mems|bidirectional|slow_but|"
     r"token_id|mtp|nextn|prefix_lm|causal|transformers_version|pretraining|num_labels|tp$|clamp_len|seed|rescale_prenorm"
 )
-# field, what it may be
+# pattern of a field's name, values to draw from
 _NUMBERS: tuple[tuple[re.Pattern[str], tuple[Any, ...]], ...] = tuple(
     (re.compile(pattern), values)
     for pattern, values in (
@@ -65,7 +65,7 @@ _HEAD_NAMES = (
 
 
 def variants(name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Configurations of `TYPE#SEED`, and what was changed in each: the first has most changes, others fewer."""
+    """Yield configurations of `TYPE#SEED`, each with its changes: the first has most changes, later ones fewer."""
     model_type = name.partition("#")[0]
     cls, tiny = tiny_options(model_type)
     for options in tiny:
@@ -84,13 +84,13 @@ def _drawn(cls: Any, options: dict[str, Any], draw: random.Random) -> Iterator[t
         made = options | changed
         for place in (name for name in cls.sub_configs if getattr(whole, name, None) is text):
             made = options | {place: options[place] | changed}
-        with contextlib.suppress(Exception):  # whatever the class says of them
+        with contextlib.suppress(Exception):  # the class may refuse them with any error
             yield cls(**made), changed
         taken = taken[: len(taken) // 2]
 
 
 def _changes(config: Any, draw: random.Random) -> list[dict[str, Any]]:
-    """One drawn change for each thing that a configuration can be changed in."""
+    """One random change for each field or group of fields that can be changed."""
     found = {n: _value(config, n) for n in sorted({*vars(config), *type(config).__annotations__})}
     found = {n: v for n, v in found.items() if not n.startswith("_") and not _NO_PART_OF_THE_MODEL.search(n)}
     out = [*_state_heads(found, draw), *_heads(found, draw), *_patterns(found, draw), *_rope(found, config, draw)]
@@ -109,7 +109,7 @@ def _changes(config: Any, draw: random.Random) -> list[dict[str, Any]]:
 def _value(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
-    except Exception:  # one value for each layer
+    except Exception:  # it differs by layer
         return ()
 
 
@@ -120,7 +120,7 @@ def _heads(found: dict[str, Any], draw: random.Random) -> list[dict[str, Any]]:
         if all(isinstance(found.get(name), int) for name in (names[0], names[3])):
             latent = "kv_lora_rank" in found
             own = isinstance(found.get(names[2]), int) and not latent
-            if any(name.startswith(("mamba", "n_mamba")) for name in found) and not own:  # tied to the hidden size
+            if any(name.startswith(("mamba", "n_mamba")) for name in found) and not own:  # tied to hidden size
                 heads, groups = draw.choice(((8, 2), (2, 1), (1, 1), (8, 8)))
                 dim = found[names[3]] // heads
             out = {names[0]: heads, names[3]: draw.choice((48, 60, 64)) if own else heads * dim}
@@ -131,7 +131,7 @@ def _heads(found: dict[str, Any], draw: random.Random) -> list[dict[str, Any]]:
 
 
 def _state_heads(found: dict[str, Any], draw: random.Random) -> list[dict[str, Any]]:
-    """Heads of a state space and their size, whose product stays."""
+    """A change of the heads of a state space and of their size, whose product stays."""
     for count, size in (("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim")):
         if isinstance(found.get(count), int) and isinstance(found.get(size), int):
             heads = draw.choice((2, 4, 16))
@@ -140,7 +140,7 @@ def _state_heads(found: dict[str, Any], draw: random.Random) -> list[dict[str, A
 
 
 def _patterns(found: dict[str, Any], draw: random.Random) -> list[dict[str, Any]]:
-    """Lists with a value for each layer in another order, of another length, or with one kind only."""
+    """A change of the per-layer lists: another order, fewer layers, or one kind only; [] if nothing can be changed."""
     lists = {n: v for n, v in found.items() if isinstance(v, list) and len(v) > 1 and not n.startswith("mtp")}
     count = found.get("num_hidden_layers")
     lists = {n: v for n, v in lists.items() if len(v) == count and all(isinstance(x, (str, int, float)) for x in v)}
@@ -158,7 +158,7 @@ def _patterns(found: dict[str, Any], draw: random.Random) -> list[dict[str, Any]
             order = sorted(draw.sample(order, max(1, len(order) // 2)))
         case "one":
             order = [draw.choice(order)] * 3
-        case _:  # each list by itself
+        case _:  # shuffle each list separately
             return [{n: draw.sample(v, len(v)) for n, v in lists.items() if not n.startswith("layer_rope")}]
     out: dict[str, Any] = {name: [value[i] for i in order] for name, value in lists.items()}
     return [out if len(order) == count else out | {"num_hidden_layers": len(order)}]

@@ -1,8 +1,7 @@
-"""What the parts of a visit measured, as figures by name, and one visit beside the one before (gpu_visit.py --before).
+"""The figures that the parts of a visit measured, and their comparison with an earlier visit (gpu_visit.py --before).
 
-Parts print rows as lines of JSON, or write them to the files that their --out names. A row's figures are those of its
-numbers whose names end as in HIGHER or LOWER; what else it says, but for measured numbers, is the figure's name. An
-answer is a row's "passed".
+Parts print rows as lines of JSON, or write them to their --out files. A row's figures are the numbers whose keys end as
+in HIGHER or LOWER; its other texts and whole numbers form the figure's name. An answer is a row's "passed".
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HIGHER = ("tok_s", "tokens_per_s", "gb_s", "tflop_s")  # the more the better
+HIGHER = ("tok_s", "tokens_per_s", "gb_s", "tflop_s")  # higher is better
 LOWER = ("us", "_ms", "ms_per_step")
 NOISE = 0.05  # two runs of the same objects on one machine differed by 3 %
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one part: figures by name, and whether answers were right by name."""
+    """The results of one part: figures by name, and whether answers were right, by name."""
 
     figures: Mapping[str, float] = field(default_factory=dict)
     answers: Mapping[str, bool] = field(default_factory=dict)
 
 
 def found(log: str, files: Iterable[Path]) -> Found:
-    """All of a part. log: what it printed; files: that it wrote, those that are there."""
+    """All results of a part. log: its output; files: its JSON files, of which missing ones are skipped."""
     figures: dict[str, float] = {}
     answers: dict[str, bool] = {}
     for row in _rows(log, files):
@@ -39,8 +38,8 @@ def found(log: str, files: Iterable[Path]) -> Found:
 
 
 def compared(now: Mapping[str, Any], before: Mapping[str, Any], noise: float = NOISE) -> list[str]:
-    """What became slower by more than `noise`, answers that changed, and parts that passed and do not any more, a line
-    each. now, before: parts as visit.json has them."""
+    """A line for each figure that became slower by more than `noise`, each answer that changed, and each part that no
+    longer passes, and a summary. now, before: parts as in visit.json."""
     lines, both = [], 0
     for part in (part for part in now if part in before):
         one, other = now[part], before[part]
@@ -74,7 +73,7 @@ def _rows(log: str, files: Iterable[Path]) -> Iterable[dict[str, Any]]:
 
 
 def _read(text: str) -> list[dict[str, Any]]:
-    """The rows of a text: it is one, a list of them, or holds "rows"."""
+    """The rows of a JSON text: one row, a list of rows, or a dict with "rows"; [] for any other text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -88,6 +87,6 @@ def _measured(key: str, value: object) -> bool:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """What a row is of: its texts, and its whole numbers that are no figures."""
+    """The name of a row's figures: its texts, and its whole numbers that are no figures."""
     kept = (v for k, v in row.items() if isinstance(v, str) or (type(v) is int and not _measured(k, v)))
     return " ".join(str(value) for value in kept)

@@ -1,9 +1,9 @@
-"""What watermarks cost and how well they are told: perplexities of marked texts by their own model, and z-scores.
+"""The cost of watermarks and how well they are detected: perplexities of marked texts by their own model, and z-scores.
 
     python benchmarks/watermarks.py ENGINE [--texts 24] [--tokens 200]
 
-Texts of one prompt, at temperature 1, of other seeds and, where equal prompts would get equal answers, other keys. The
-table goes to standard output; benchmarks/results/watermarks.md is where it is kept.
+All texts answer one prompt at temperature 1, each with its own seed and its own key, because some methods give equal
+answers to equal prompts. The table goes to standard output; benchmarks/results/watermarks.md has a copy.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MARKS = {
 
 
 def other(mark: Watermark, number: int) -> Watermark:
-    """The same mark with other keys."""
+    """The watermark with keys shifted by `number`."""
     return replace(mark, key=tuple(key + number for key in mark.keys) if mark.method == "synthid" else KEY + number)
 
 
 def nll(llm: LLM, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
-    """What each token of a text cost, in nats, float64 `[tokens]`."""
+    """The negative log-likelihood of each token of a text, in nats, float64 `[tokens]`."""
     logits = llm.logits([*prompt, *text])[len(prompt) - 1 : -1].astype(np.float64)
     largest = logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(logits - largest).sum(axis=1)) + largest[:, 0]

@@ -1,4 +1,4 @@
-"""What a client's script shares with the others: its features are tried one by one and told as JSON."""
+"""What the clients' scripts share: each tries its features one by one and reports them as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 
-WORDS = "Hello there, friend."  # what the scripted model says
+WORDS = "Hello there, friend."  # the scripted model's answer
 
 
 def url() -> str:

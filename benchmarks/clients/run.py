@@ -1,11 +1,11 @@
-"""Clients that people use, unmodified, against the scripted server, each in an environment of its own.
+"""Widely used clients, unmodified, against the scripted server, each in its own environment.
 
 python benchmarks/clients/run.py [NAME,NAME]        writes benchmarks/results/clients.md: the rows of these, or all
 
-Environments are made in build/clients with `uv` where it is installed, or else with venv and pip. Open Responses'
+Environments are made in build/clients with `uv` if it is installed, or else with venv and pip. Open Responses'
 compliance suite (`open_responses`) is run if $OPENRESPONSES is a checkout of github.com/openresponses/openresponses in
-which `npm install && npm install tsx` was run; it needs node 22 or newer, which has WebSocket, as `pyright[nodejs]`
-brings one.
+which `npm install && npm install tsx` was run; it needs node 22 or newer for WebSocket, such as the one of
+`pyright[nodejs]`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(name: str, url: str) -> tuple[str, dict[str, str]]:
 
 
 def compliance(checkout: Path, url: str) -> dict[str, str]:
-    """What Open Responses' own suite says of the server."""
+    """Run Open Responses' own suite against the server; {test: "ok" or why not}."""
     command = [checkout / "node_modules" / ".bin" / "tsx", "bin/compliance-test.ts", "--json"]
     command += ["-u", f"{url}/v1", "-k", "none", "-m", "scripted"]
     path = os.environ["PATH"]

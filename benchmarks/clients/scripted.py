@@ -1,10 +1,10 @@
-"""A server whose model is a script, so that clients can be run where no trained model is: the HTTP process, the engine
+"""A server whose model is a script, so that clients can be tested without a trained model: the HTTP process, the engine
 process, templates, grammars and tools are icc's own; only the logits come from `reply`.
 
 python benchmarks/clients/scripted.py FOLDER [PORT [TEMPLATE]]        TEMPLATE: a file, for another chat template
 
-The model answers in words; where its template shows it tools and no result is there yet, it calls the first one. Under
-a grammar it ends texts, lists and numbers as soon as the grammar lets it. A bare text it goes on with by counting.
+The model answers in words; if its template shows tools and no tool result yet, it calls the first tool. Under a
+grammar it ends strings, lists and numbers as soon as the grammar allows. It continues a bare text by counting.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from icc.runtime.tokenizer import Tokenizer
 MODEL = "scripted"
 _VOCAB, _EOS = 257, 256
 _LENGTH = 8192
-_NO_KERNELS = ("weights.safetensors", "program.json")  # the HTTP process wants them listed, and does not read them
+_NO_KERNELS = ("weights.safetensors", "program.json")  # must be listed for the HTTP process, which does not read them
 _WORDS = "Hello there, friend."
 _TURN, _CALL = "<|im_start|>assistant\n", "<tool_call>\n"
-# after anything else that a grammar allows: what ends something comes first
+# bytes that end a string, list or number are preferred to others that a grammar allows
 _ENDS = {'"': 5.0, "}": 4.5, "]": 4.0, ",": 3.5, **dict.fromkeys("0123456789", 2.0), "-": -1.0, " ": -5.0, "\n": -5.0}
 
 TEMPLATE = r"""{%- if tools %}<|im_start|>system
@@ -80,7 +80,7 @@ For each call, return JSON within tags:
 
 
 def reply(prompt: str) -> str:
-    """What the model says to a rendered conversation."""
+    """The model's answer to a rendered conversation."""
     tools = re.search(r"(?:<tools>|You can call these tools:\n)(.*?)(?:</tools>|\n\n)", prompt, re.DOTALL)
     if tools is None or prompt.rstrip().endswith("</tool_response><|im_end|>"):
         return _WORDS
@@ -114,7 +114,7 @@ def example(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:
 
 
 class ScriptedExecutor(FakeExecutor):
-    """The likeliest next token is the script's; where a grammar forbids it, one that ends what is open."""
+    """The script's token gets the largest logit; next come tokens that end what is open, for grammars."""
 
     def _logits(self, context: list[int]) -> np.ndarray:
         row = np.zeros(self.vocab_size, dtype=np.float32)
@@ -138,7 +138,7 @@ def following(context: Sequence[int]) -> int:
 
 
 def write_engine(folder: Path, template: str = TEMPLATE) -> Path:
-    """An engine directory without kernels: what the HTTP process reads of one."""
+    """Write an engine directory without kernels, with only the files that the HTTP process reads."""
     engine = folder / f"{MODEL}.engine"
     (engine / "tokenizer").mkdir(parents=True, exist_ok=True)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: its `local-completions` model on a task of our own file, by its own command."""
+"""lm-evaluation-harness: its own command runs the `local-completions` model on the task in lm_eval_task/."""
 
 from __future__ import annotations
 

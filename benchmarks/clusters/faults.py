@@ -5,10 +5,10 @@
 
 A head node without CPUs and NODES nodes with one CPU each, all on this machine (`ray.cluster_utils.Cluster`), with
 `icc serve --ray` as users run it, a replica on each node. STREAMS clients ask without pause, streamed. After some
-seconds one part is killed with SIGKILL (or the engine is upgraded); then it is counted how the requests ended that were
-under way or came within the time that it took until all replicas are there again: with [DONE], with an error that the
-client sees (a status, an error event, a broken connection), or without either, which must not happen. Prints a line per
-scenario, and one JSON value; the exit code is 1 where something was lost silently or did not come back.
+seconds one part is killed with SIGKILL (or the engine is upgraded). The script then counts how the requests ended that
+were under way or arrived before all replicas ran again: with [DONE], with an error that the client sees (a status, an
+error event, a broken connection), or without either, which must not happen. It prints a line per scenario and one JSON
+value; the exit code is 1 if a request was lost silently or a part did not come back.
 """
 
 # ruff: noqa: E402  (Ray reads its settings when it is imported)
@@ -43,7 +43,7 @@ SCENARIOS = ("replica", "engine", "node", "router", "controller", "upgrade")
 
 
 class Load:
-    """Clients that ask without pause, until `stop`."""
+    """Clients that send requests without pause until `stop`."""
 
     def __init__(self, server: Server, streams: int, tokens: int) -> None:
         self._endpoint = Endpoint(server.url, server.model, extra={"ignore_eos": True, "temperature": 0})
@@ -71,7 +71,7 @@ class Load:
 
 
 def ended(traces: list[Trace]) -> dict[str, int]:
-    """How requests ended."""
+    """The number of requests by how they ended."""
     found = {"done": 0, "refused": 0, "failed": 0, "silent": 0}
     for trace in traces:
         if trace.error:
@@ -82,7 +82,7 @@ def ended(traces: list[Trace]) -> dict[str, int]:
 
 
 def processes(title: str) -> list[psutil.Process]:
-    """Ray's processes of this machine whose titles begin so."""
+    """Ray's processes on this machine whose titles begin with `title`."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or [""]
@@ -100,7 +100,7 @@ def running(name: str = "engine") -> int:
 
 
 async def until(check: Callable[[], bool], seconds: float) -> float | None:
-    """How long it took; None where it did not happen in time."""
+    """Wait until `check` is true; the seconds that it took, or None if it took longer than `seconds`."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         if await asyncio.to_thread(check):
@@ -110,19 +110,19 @@ async def until(check: Callable[[], bool], seconds: float) -> float | None:
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill one process, at once."""
+    """Send SIGKILL to one process."""
     print(f"  SIGKILL {process.pid} {' '.join(process.cmdline())[:60]}", file=sys.stderr)
     process.send_signal(signal.SIGKILL)
 
 
 class Ground:
-    """A cluster with a server, and what is done to it."""
+    """A cluster with a server, and the faults that are injected into it."""
 
     def __init__(self, given: argparse.Namespace, cluster: Cluster, nodes: list, server: Server) -> None:
         self.given, self.cluster, self.nodes, self.server = given, cluster, nodes, server
 
     async def act(self, scenario: str) -> None:
-        """Do it."""
+        """Inject the fault of a scenario, or upgrade the engine."""
         if scenario == "replica":
             kill(processes("ServeReplica:icc:engine")[0])
         elif scenario == "engine":
@@ -145,7 +145,7 @@ class Ground:
             self.server.process.send_signal(signal.SIGHUP)
 
     async def run(self, scenario: str) -> dict:
-        """One scenario under load: how the requests ended that it may have touched."""
+        """Run one scenario under load; how the requests ended that it may have affected."""
         before = {process.pid for process in processes("ServeReplica:icc:engine")}
         routers, asked = running("router"), {process.pid for process in processes("ServeReplica:icc:router")}
         load = Load(self.server, self.given.streams, self.given.tokens)
@@ -165,7 +165,7 @@ class Ground:
 
         await asyncio.sleep(1.0)
         took = await until(back, self.given.patience)
-        await asyncio.sleep(2.0)  # is it served again by all?
+        await asyncio.sleep(2.0)  # do all replicas serve again?
         await load.stop()
         touched = [trace for trace in load.traces if trace.end >= at]
         late = [trace for trace in load.traces if trace.sent > time.monotonic() - 1.5]
@@ -178,7 +178,7 @@ class Ground:
 
 @contextmanager
 def ground(given: argparse.Namespace) -> Iterator[Ground]:
-    """The cluster and the server, until the end of the block."""
+    """The cluster and the server, which run until the end of the block."""
     (FOLDER / "served.engine").symlink_to(Path(given.engine).absolute())
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
@@ -197,14 +197,14 @@ def ground(given: argparse.Namespace) -> Iterator[Ground]:
 
 
 def main() -> int:
-    """Read the command line, run the scenarios, print; the exit code."""
+    """Read the command line, run the scenarios, print the results; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=3, help="of load before")
-    parser.add_argument("--patience", type=float, default=120, help="seconds for it to come back")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds of load before the fault")
+    parser.add_argument("--patience", type=float, default=120, help="seconds to wait for a recovery")
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     given = parser.parse_args()
     with ground(given) as place:

@@ -1,12 +1,12 @@
-"""Are files and datasets of prompts answered in full when engines are killed, and do they go on where they were?
+"""Are files and datasets of prompts answered in full if engines are killed, and do they continue where they stopped?
 
     icc compile samples/pystd -o build/pystd.engine --target native --quant rtn4 --max-seq-len 1024 --max-batch-size 16
     python benchmarks/clusters/offline.py build/pystd.engine --prompts 400
 
-A head node without CPUs and two nodes with one CPU each, all on this machine. `icc batch --ray` is asked PROMPTS lines;
-an engine's actor is killed with SIGKILL in between, then the command, which is started again. The same prompts go
-through `icc.ray.map_batches` with `keep`, an actor of which is killed, and then once more. Needs ray[data] for that.
-Prints one JSON value; the exit code is 1 where an answer is missing or was computed twice without need.
+A head node without CPUs and two nodes with one CPU each, all on this machine. `icc batch --ray` answers PROMPTS lines;
+meanwhile an engine's actor is killed with SIGKILL, then the command itself, which is started again. As many prompts
+also go through `icc.ray.map_batches` with `keep` (needs ray[data]), of which an actor is killed, and then once more.
+Prints one JSON value; the exit code is 1 if an answer is missing or was computed twice without need.
 """
 
 # ruff: noqa: E402  (Ray reads its settings when it is imported)
@@ -37,25 +37,25 @@ from ray.cluster_utils import Cluster
 
 
 def actors(title: str) -> list[psutil.Process]:
-    """Ray's actors of this machine with that in their titles."""
+    """Ray's actors on this machine whose titles contain `title`."""
     found = psutil.process_iter(["cmdline"])
     return [one for one in found if title in (one.info["cmdline"] or [""])[0] and "ray::" in one.info["cmdline"][0]]
 
 
 def kill_one(title: str) -> int:
-    """Kill an actor, at once; its process."""
+    """Send SIGKILL to an actor; its process id."""
     process = actors(title)[0]
     process.send_signal(signal.SIGKILL)
     return process.pid
 
 
 def count(file: Path) -> int:
-    """Lines of a file that may not be there yet."""
+    """The number of lines of a file; 0 if it does not exist yet."""
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def wait(check: Callable[[], bool], seconds: float = 200) -> None:
-    """Until something has happened."""
+    """Wait until `check` is true; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < end, "did not happen"
@@ -63,7 +63,7 @@ def wait(check: Callable[[], bool], seconds: float = 200) -> None:
 
 
 def batch(engine: str, address: str, prompts: int, folder: Path) -> dict[str, Any]:
-    """`icc batch --ray`, under which an actor is killed, and then the command."""
+    """Run `icc batch --ray`, kill an actor and then the command, and run it again; counts of the answers."""
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     bodies = [{"prompt": [3 + n % 90, 4 + n // 90, 5, 6], "max_tokens": 48, "ignore_eos": True} for n in range(prompts)]
     rows = [{"custom_id": f"r{n}", "url": "/v1/completions", "body": body} for n, body in enumerate(bodies)]
@@ -92,7 +92,7 @@ def batch(engine: str, address: str, prompts: int, folder: Path) -> dict[str, An
 
 
 def dataset(engine: str, prompts: int, folder: Path) -> dict[str, Any]:
-    """`icc.ray.map_batches`, an actor of which is killed, and then once more."""
+    """Run `icc.ray.map_batches`, kill an actor of it, and run it once more; counts of the answers."""
     rows = [{"n": n, "prompt": f"def function_{n}(values):"} for n in range(prompts)]
     given = {"params": icc.SamplingParams(max_tokens=32, temperature=0.0), "keep": folder / "kept", "engines": 2}
 
@@ -117,7 +117,7 @@ def dataset(engine: str, prompts: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read the command line, run both, print; the exit code."""
+    """Read the command line, run both, print the results; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--prompts", type=int, default=400)

@@ -1,9 +1,9 @@
-"""What Ray Serve adds to a server: the time to the first token of one stream, and the tokens per second of 32.
+"""What Ray Serve costs a server: the time to the first token of one stream, and the tokens per second of 32 streams.
 
     icc compile samples/pystd -o build/pystd.engine --target native --quant rtn4 --max-seq-len 1024 --max-batch-size 32
     python benchmarks/clusters/overhead.py build/pystd.engine --replicas 1,2
 
-`icc serve` and `icc serve --ray` (a cluster of this machine) are both up all the time; rounds alternate between them.
+`icc serve` and `icc serve --ray` (a cluster on this machine) both run all the time; rounds alternate between them.
 A ratio is the median of the ratios within the rounds, a difference the median of the differences. With more than one
 replica, Ray's HAProxy asks icc's router where each request goes. Prints a line per round, and one JSON value.
 """
@@ -17,13 +17,13 @@ import os
 import statistics
 import time
 
-import ray  # noqa: F401  (what is measured; a script that needs it says so at once)
+import ray  # noqa: F401  (what is measured; fails at once if it is missing)
 from icc.runtime.loadtest.endpoint import Endpoint
 from servers import Server, started
 
 
 async def first_tokens(server: Server, requests: int, seed: int) -> float:
-    """The median seconds to the first text of requests that come one after the other."""
+    """The median seconds to the first text of requests that are sent one after the other."""
     endpoint, found = Endpoint(server.url, server.model, extra={"ignore_eos": True, "temperature": 0}), []
     for number in range(requests):
         now = asyncio.get_running_loop().time()
@@ -34,7 +34,7 @@ async def first_tokens(server: Server, requests: int, seed: int) -> float:
 
 
 async def throughput(server: Server, streams: int, tokens: int, seed: int) -> float:
-    """Tokens per second of so many streams that begin together."""
+    """Tokens per second of `streams` streams that begin together."""
     endpoint = Endpoint(server.url, server.model, extra={"ignore_eos": True, "temperature": 0})
     begin = asyncio.get_running_loop().time()
     prompts = [[3 + seed % 50, 3 + number, *range(3, 20)] for number in range(streams)]
@@ -44,7 +44,7 @@ async def throughput(server: Server, streams: int, tokens: int, seed: int) -> fl
 
 
 async def cached(server: Server) -> float:
-    """The share of prompt tokens that caches have, in the later turns of eight chats that go on in turns."""
+    """The share of reusable prompt tokens that prefix caches served, in the later turns of eight interleaved chats."""
     endpoint, found = Endpoint(server.url, server.model, extra={"ignore_eos": True, "temperature": 0}), []
     for turn in range(1, 5):
         for chat in range(8):
@@ -52,16 +52,16 @@ async def cached(server: Server) -> float:
             trace = await endpoint.ask(prompt, 2, asyncio.get_running_loop().time())
             assert trace.ok, trace.error
             found += [(trace.cached_tokens, trace.prompt_tokens - 128)] * (turn > 1)
-        await asyncio.sleep(1.5)  # replicas have said how they are
+        await asyncio.sleep(1.5)  # replicas report their caches meanwhile
     return sum(hit for hit, _ in found) / sum(most for _, most in found)
 
 
 def compare(given: argparse.Namespace, replicas: int) -> dict:
-    """Both servers with so many replicas, in turns."""
+    """Measure both servers with `replicas` replicas, interleaved; medians, ratios and differences."""
     rounds: list[dict[str, float]] = []
     each = ["--replicas", str(replicas), "--threads", "1"]
     with started(given.engine, each) as raw, started(given.engine, [*each, "--ray", "--ray-cpus", "0.5"]) as on_ray:
-        for server in (raw, on_ray):  # caches and connections are warm
+        for server in (raw, on_ray):  # warm caches and connections
             asyncio.run(throughput(server, 4, 4, 0))
         shares = {name: round(asyncio.run(cached(one)), 3) for name, one in (("raw", raw), ("ray", on_ray))}
         print(f"{replicas} replicas  prompts out of the caches {shares}", flush=True)
@@ -85,7 +85,7 @@ def compare(given: argparse.Namespace, replicas: int) -> dict:
 
 
 def main() -> None:
-    """Read the command line, measure, print."""
+    """Read the command line, measure, print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     parser.add_argument("--replicas", default="1,2")

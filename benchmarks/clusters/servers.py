@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass
 class Server:
-    """A server that runs, and the name of its model."""
+    """A running server, and the name of its model."""
 
     process: subprocess.Popen[str]
     url: str
@@ -24,14 +24,14 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
 
 
 @contextlib.contextmanager
 def started(engine: str | Path, options: Sequence[str], seconds: float = 180) -> Iterator[Server]:
-    """`icc serve ENGINE` with these options, until the end of the block."""
+    """Run `icc serve ENGINE` with these options until the end of the block."""
     port = free_port()
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine), "--port", str(port), *options]
     log = Path(f"/tmp/icc-served-{port}.log")
@@ -41,7 +41,7 @@ def started(engine: str | Path, options: Sequence[str], seconds: float = 180) ->
     try:
         end = time.monotonic() + seconds
         assert process.stdout is not None
-        line = next((line for line in process.stdout if "serving" in line), "")  # Ray says things too
+        line = next((line for line in process.stdout if "serving" in line), "")  # Ray prints other lines too
         assert "serving" in line and time.monotonic() < end, (line, log.read_text()[-3000:])
         yield Server(process, f"http://127.0.0.1:{port}", Path(engine).name.removesuffix(".engine"))
     finally:

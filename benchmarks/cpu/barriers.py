@@ -1,11 +1,12 @@
-"""What barriers of the kernels' threads take: measured on this machine's cores, modelled for more.
+"""How long barriers of the kernels' threads take: measured on this machine's cores, modelled for more cores.
 
     python benchmarks/cpu/barriers.py [ENGINE] [--bytes 0.75e9] [--rounds 20000]
 
-The model: a cache line that threads change in turn is handed on in `t`; a barrier of two threads here is three times
-that (two arrivals, and the line that says so). Of n threads on one counter, arrivals take n t, and the last one's word
-2 t; of groups of eight (codegen_templates/cpp/team.h), 8 t and one per group. ENGINE says how many barriers a step has.
-The share of a step is that of one sequence that reads `--bytes` at 4 GB/s a thread, at most 400 GB/s.
+The model: a cache line that several threads write moves from one core to the next in a time `t`. A barrier of two
+threads takes 3 t (two arrivals and the release). With n threads on one counter, arrivals take n t and the release 2 t;
+in groups of eight (codegen_templates/cpp/team.h), arrivals take 8 t and one t per group. The number of barriers per
+step comes from ENGINE. The share of a step assumes one sequence that reads `--bytes` at 4 GB/s per thread, at most
+400 GB/s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PER_THREAD, AT_MOST = 4e9, 400e9  # bytes/s
 
 
 def barrier_seconds(threads: int, rounds: int, folder: str) -> float:
-    """Of threads on cores of their own, where there are so many, the best of five."""
+    """Seconds of one barrier, the best of five runs; each thread has its own core if there are enough cores."""
     library = Path(folder) / "barriers.so"
     if not library.exists():
         include = f"-I{HERE.parents[1] / 'codegen_templates' / 'cpp'}"
@@ -39,7 +40,7 @@ def barrier_seconds(threads: int, rounds: int, folder: str) -> float:
 
 
 def modelled(threads: int, handed: float) -> tuple[float, float]:
-    """Seconds of a barrier on one counter, and of one by groups. handed: seconds until another thread has a line."""
+    """Seconds of a barrier on one counter, and of one by groups. handed: seconds to move a line to another core."""
     groups = -(-threads // GROUP)
     grouped = min(threads, GROUP) + (groups if groups > 1 else 0)
     return (threads + 2) * handed, (grouped + 2) * handed
@@ -59,7 +60,7 @@ def main() -> None:
         print(f"measured: {threads} threads on {count} cores, {seconds * 1e9:,.0f} ns")
     handed = measured[min(2, count)] / 3
     barriers = len(open_engine(given.engine).program.steps) if given.engine else 200
-    print(f"modelled: a line is handed on in {handed * 1e9:.0f} ns, a step has {barriers} barriers\n")
+    print(f"modelled: a cache line moves in {handed * 1e9:.0f} ns, a step has {barriers} barriers\n")
     print("| threads | one counter | by groups of 8 | a step's barriers | of a step |\n|---|---|---|---|---|")
     for threads in SIZES:
         flat, grouped = modelled(threads, handed)

@@ -1,9 +1,9 @@
-"""icc beside the CPU engines that a user would pick instead, and beside the machine's limits, in interleaved rounds.
+"""icc beside the CPU engines that users may choose instead, and beside the machine's limits, in interleaved rounds.
 
     python benchmarks/cpu/bench.py CONFIG.json [--rounds 5] [--out benchmarks/results/cpu]
 
-CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine lives in a process of its
-own and waits on its standard input while the others are measured. A round measures every row on every engine, and the
+CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine runs in its own process
+and waits on its standard input while the others are measured. A round measures every row on every engine, and the
 read bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
 """
 
@@ -27,7 +27,7 @@ from icc.runtime.format.kv import KVLayout
 from limits import limits, read_bandwidth
 
 HERE = Path(__file__).parent
-ENOUGH = 1.5  # seconds of prefill that one cell of the table is made of
+ENOUGH = 1.5  # seconds of prefill that are measured for one cell of the table
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
         return json.loads(line)
 
     def measure(self, row: dict[str, Any], seed: str) -> float | None:
-        """Tokens per second of one row, None where the engine cannot do it. A short prefill is run several times."""
+        """Tokens per second of one row; None if the engine cannot run it. A short prefill is run several times."""
         prefills: list[float] = []
         while not prefills or (row["what"] == "prefill" and sum(prefills) < ENOUGH):
             request = {"batch": row["batch"], "context": row["context"], "steps": row["steps"]}
@@ -88,7 +88,7 @@ def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]
         for row in config["rows"]:
             for name in row["engines"]:
                 before = read_bandwidth(threads)
-                rate = workers[name].measure(row, f"{number} {row['name']}")  # prompts that no prefix cache knows
+                rate = workers[name].measure(row, f"{number} {row['name']}")  # prompts that are in no prefix cache
                 if number:
                     found[row["name"]].setdefault(name, []).append(rate)
                     if name == row["engines"][0]:
@@ -103,7 +103,7 @@ def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]
 def work(spec: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
     """(bytes that a decode step must read, operations per token of the products), from an engine's program.
 
-    Of a head that is screened only the high nibbles must be read where the batch is small enough.
+    If the batch is small enough for a screened head, only the high nibbles of the head must be read.
     """
     program = json.loads((Path(spec["model"]) / "program.json").read_text())
     screens = spec["kind"] == "icc" and row["batch"] <= SCREENED_ROWS
@@ -194,8 +194,8 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="rows whose name contains one of these, by commas")
-    parser.add_argument("--without", default="", help="rows and engines whose name contains one of these are left out")
+    parser.add_argument("--only", default="", help="rows whose name contains one of these (comma-separated)")
+    parser.add_argument("--without", default="", help="leave out rows and engines whose name contains one of these")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     config = json.loads(a.config.read_text())

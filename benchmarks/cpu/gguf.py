@@ -1,12 +1,11 @@
 """icc beside llama.cpp on the same GGUF files: decode at batch 1 and 8, prefill, and the start of a process, in
-interleaved rounds, each ratio with its goal.
+interleaved rounds; each ratio is shown beside its goal.
 
     python benchmarks/cpu/gguf.py build/peers/bin/python FILE.gguf=ENGINE ... [--threads 2] [--clock wall] [--rounds 3]
 
 ENGINE is what `icc compile FILE.gguf` made. A ratio is the median over the rounds of the ratios within one round, of
-tokens per second (icc over llama.cpp); its range is beside it. On a machine that others use, `--threads 1 --clock cpu`
-counts each process's own CPU seconds, in which waiting for a core has no part; what others take of the memory's
-bandwidth has.
+tokens per second (icc over llama.cpp); its range is beside it. On a shared machine, `--threads 1 --clock cpu` counts
+each process's own CPU seconds, which exclude waiting for a core but include the effect of others' memory traffic.
 
 The row "start": seconds from the start of a process to the first byte of its answer to a short prompt: `python ENGINE
 run`, with all files verified, and llama-cpp-python with the same file and context. Both files are in the page cache.
@@ -42,7 +41,7 @@ else:
 
 
 def line(file: str, row: str, found: list[tuple[float, float]], unit: str) -> str:
-    """One of the table: medians of both, and of the ratios within rounds."""
+    """One line of the table: medians of both, and of the ratios within rounds."""
     goal = next((goal for name, goal in GOALS.items() if row.startswith(name)), "")
     if not found:
         return f"| {Path(file).name} | {row} | cannot | | | {goal} |"
@@ -53,7 +52,7 @@ def line(file: str, row: str, found: list[tuple[float, float]], unit: str) -> st
 
 
 def first_byte(command: list[str]) -> float:
-    """Seconds from the start of a process to the first byte that it prints."""
+    """Seconds from starting a process to the first byte that it prints."""
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -65,7 +64,7 @@ def first_byte(command: list[str]) -> float:
 
 
 def start(own: str, python: str, file: str, engine: str, threads: int, rounds: int) -> list[tuple[float, float]]:
-    """Seconds of icc and of llama.cpp, in turns, each by its Python; the first round warms up."""
+    """Seconds to the first byte of icc and llama.cpp, interleaved, each by its Python; the first round warms up."""
     texts = (Path(engine) / "tokenizer").is_dir()
     prompt = ["-p", PROMPT, "--raw"] if texts else ["--ids", IDS]
     ours = [own, engine, "run", *prompt, "--max-tokens", "1", "--threads", str(threads)]
@@ -74,7 +73,7 @@ def start(own: str, python: str, file: str, engine: str, threads: int, rounds: i
 
 
 def rows(prefill: int, steps: int) -> list[dict[str, Any]]:
-    """What is measured."""
+    """The rows to measure, as requests to workers.py."""
     return [
         {"name": "decode b1", "what": "decode", "batch": 1, "context": 16, "steps": steps},
         {"name": f"decode b{BATCH}", "what": "decode", "batch": BATCH, "context": 16, "steps": max(steps // 2, 2)},
@@ -83,7 +82,7 @@ def rows(prefill: int, steps: int) -> list[dict[str, Any]]:
 
 
 def compare(python: str, pairs: list[str], threads: int, rounds: int, wanted: list[dict[str, Any]]) -> list[str]:
-    """Lines of the table."""
+    """Measure all rows on all files; the lines of the table."""
     lines: list[str] = []
     length = max(row["context"] for row in wanted) + 200
     for pair in pairs:
@@ -107,18 +106,18 @@ def compare(python: str, pairs: list[str], threads: int, rounds: int, wanted: li
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="of the environment that has llama-cpp-python")
+    parser.add_argument("python", help="the Python of the environment that has llama-cpp-python")
     parser.add_argument("pairs", nargs="+", metavar="FILE=ENGINE")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--starts", type=int, default=7, help="rounds of starting a process (7)")
+    parser.add_argument("--starts", type=int, default=7, help="rounds of the row start (7)")
     parser.add_argument(
-        "--own", default=sys.executable, metavar="PYTHON", help="that runs ENGINE in the row start (this one)"
+        "--own", default=sys.executable, metavar="PYTHON", help="the Python of ENGINE in the row start (this one)"
     )
-    parser.add_argument("--prefill", type=int, default=512, help="tokens (512)")
-    parser.add_argument("--steps", type=int, default=32, help="of decode at batch 1 (32)")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prefill (512)")
+    parser.add_argument("--steps", type=int, default=32, help="decode steps at batch 1 (32)")
+    parser.add_argument("--only", default="", help="measure only rows whose name contains this")
     a = parser.parse_args()
     os.environ["BENCH_CLOCK"] = a.clock
     print("| file | row | icc | llama.cpp | icc / llama.cpp (range) | goal |\n|---|---|---|---|---|---|", flush=True)

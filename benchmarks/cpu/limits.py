@@ -1,4 +1,4 @@
-"""This machine's limits, measured: read bandwidth, int8 and float peak. A floor for every speed in this folder.
+"""This machine's measured limits (read bandwidth, int8 and float peak), which bound every speed in this folder.
 
 python benchmarks/cpu/limits.py
 """
@@ -51,13 +51,13 @@ def _memory() -> np.ndarray:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes/s of the best of several access patterns, one pass each."""
+    """Bytes/s of the best of several access patterns, with one pass each."""
     library, memory = _library("-march=native"), _memory()
     return max(library.read_rate(threads, memory.ctypes.data, memory.size, *pattern) for pattern in _STREAMS)
 
 
 def limits(threads: int, flags: str = "-march=native") -> Limits:
-    """All limits, the best of three each; `flags` choose the instruction set of the arithmetic peaks."""
+    """Measure all limits, each the best of three; `flags` choose the instruction set of the arithmetic peaks."""
     library = _library(flags)
     int8, fp32 = (max(rate(threads) for _ in range(3)) for rate in (library.int8_rate, library.float_rate))
     return Limits(threads, max(read_bandwidth(threads) for _ in range(3)), int8, fp32)

@@ -2,7 +2,7 @@
 
     python benchmarks/cpu/mixed.py ENGINE [--chunk 256] [--decodes 8] [--context 128] [--threads 2] [--rounds 9]
 
-The chunk alone, the decodes alone and both in one step take turns; the ratio is the median over the rounds.
+The chunk alone, the decodes alone and both in one step are interleaved; the ratio is the median over the rounds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Everything that bench.py measures, made from nothing: checkpoints, engines, the peers' files, and the list of rows.
+"""Make everything that bench.py measures: checkpoints, engines, the peers' files, and the list of rows.
 
     python benchmarks/cpu/prepare.py build/cpu --peers build/peers --avx2 build/peers-avx2    (as `make bench-cpu`)
 
-`--peers` is a virtual environment with what peers.txt lists, `--avx2` one with a llama.cpp built for AVX2, which icc's
-library of that level is measured against. What exists already is kept. The peers quantize as their
-own tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime
-int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose storage and kernels are those of awq4, because a
-calibration on random weights would only take time.
+`--peers` is a virtual environment with the packages of peers.txt, `--avx2` one with a llama.cpp built for AVX2, which
+is compared with icc's AVX2 library. Existing files are kept. The peers quantize as their own tools do: llama.cpp Q4_0
+in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime int4. icc uses 4 bits in
+groups of 128 with an 8-bit head: rtn4, which has the storage and kernels of awq4, because calibration on random weights
+would only take time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SHAPES = {"1b": "llama-1b", "135m": "smollm-135m"}
 
 
 def run(*command: object) -> None:
-    """A command, shown."""
+    """Print a command and run it; CalledProcessError if it fails."""
     words = [str(word) for word in command]
     print("$", *words, flush=True)
     subprocess.run(words, check=True)
 
 
 def compile_engine(model: Path, out: Path, *options: str, target: str = "native") -> Path:
-    """An engine, for this machine only unless `target` says otherwise."""
+    """Compile an engine unless it exists, for this machine only unless `target` says otherwise."""
     if not out.exists():
         run(
             Path(sys.executable).with_name("icc"),
@@ -48,7 +48,7 @@ def compile_engine(model: Path, out: Path, *options: str, target: str = "native"
 
 
 def peers(name: str, model: Path, out: Path, python: Path) -> dict[str, dict[str, Any]]:
-    """The peers' files for one checkpoint, and how bench.py starts them."""
+    """Make the peers' files for one checkpoint; how bench.py starts each peer, by name."""
     gguf, openvino, onnx = out / f"{name}.gguf", out / f"{name}-openvino", out / f"{name}-onnx"
     if not gguf.exists():
         run(python, HERE.parent / "make_gguf.py", model, gguf)
@@ -66,12 +66,12 @@ def peers(name: str, model: Path, out: Path, python: Path) -> dict[str, dict[str
         f"{peer} {name}": {"kind": kind, "python": str(python), "model": str(path)}
         for peer, (kind, path) in made.items()
     }
-    found[f"llama.cpp 8-bit KV {name}"] |= {"batch": 1, "length": 4400}  # it is for one long sequence
+    found[f"llama.cpp 8-bit KV {name}"] |= {"batch": 1, "length": 4400}  # measured with one long sequence only
     return found
 
 
 def rows() -> list[dict[str, Any]]:
-    """What is measured; the first engine of a row is icc's. `goal` is that of the project's issue 4."""
+    """The rows to measure; the first engine of a row is icc's. `goal` is the goal of the project's issue 4."""
 
     def row(
         name: str, what: str, batch: int, context: int, steps: int, goal: str, engines: str, peak: str = "int8"
@@ -107,7 +107,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make what is missing and write the configuration."""
+    """Make missing files and write the configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peers", type=Path, required=True)

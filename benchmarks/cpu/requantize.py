@@ -1,8 +1,8 @@
-"""Another type for a GGUF file, by llama.cpp's own quantizer; run it with a Python that has llama-cpp-python.
+"""Convert a GGUF file to another type by llama.cpp's own quantizer; run it with a Python that has llama-cpp-python.
 
     build/peers/bin/python benchmarks/cpu/requantize.py SmolLM2.Q4_1.gguf SmolLM2.Q4_K_M.gguf Q4_K_M
 
-Values that were quantized already are quantized again: for measurements of speed, where they decide nothing.
+Quantized values are quantized again, so use the file only to measure speed, which does not depend on values.
 """
 
 from __future__ import annotations

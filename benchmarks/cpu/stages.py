@@ -1,4 +1,4 @@
-"""Where the time of a step goes: an engine's own kernels, timed one by one inside the step.
+"""Where a step spends its time: an engine's own kernels, each timed inside the step.
 
     python benchmarks/cpu/stages.py ENGINE [--isa avx512vnni] [--batch 1,8] [--context 128] [--chunk 512] [--threads 2]
 
@@ -39,7 +39,7 @@ static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.t
 
 
 def timed_source(source: str) -> str:
-    """A rendered source with thread 0's kernel and barrier times in `icc_times[step]`."""
+    """Change a rendered source so that it adds thread 0's kernel and barrier seconds to `icc_times[step]`."""
     assert source.count(_RUN) == 1
     head, tail = source.split(_RUN)
     wait = tail.index(_WAIT)

@@ -1,12 +1,11 @@
-"""One engine in a process of its own, driven by bench.py over stdin and stdout: each may have its own environment.
+"""One engine in its own process, driven by bench.py over stdin and stdout, so that it may have its own environment.
 
     python benchmarks/cpu/workers.py KIND MODEL THREADS MAX_BATCH MAX_LENGTH    (KIND: see WORKERS)
 
 A request is one JSON line {"batch", "context", "tokens", "steps", "seed"}: prefill `context` tokens in each of `batch`
 sequences (they may share steps), then `steps` decode steps of one token each. The answer is one JSON line with the
-seconds of the prefill and the seconds of each decode step: of wall time, or of CPU time of the whole process where the
-environment has BENCH_CLOCK=cpu, which with one thread means something on a machine that others use. An error is
-{"error": text}.
+seconds of the prefill and of each decode step: wall time, or the whole process's CPU time if BENCH_CLOCK=cpu is set
+(meaningful on a shared machine with one thread). An error is {"error": text}.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.pe
 
 
 def prompts(batch: int, context: int, seed: str, below: int = 5000) -> list[list[int]]:
-    """`batch` lists of `context` random token ids from 10 to `below`; those of another seed share no prefix."""
+    """`batch` lists of `context` random token ids from 10 to `below`; lists of different seeds share no prefix."""
     source = random.Random(seed)
     return [[source.randrange(10, below) for _ in range(context)] for _ in range(batch)]
 
@@ -37,7 +36,7 @@ def llama(model: str, threads: int, max_batch: int, max_length: int) -> Run:
     import llama_cpp as lc
 
     path, _, kv = model.partition(":")
-    quiet = lc.llama_log_callback(lambda level, text, data: None)  # kept: llama.cpp holds its address
+    quiet = lc.llama_log_callback(lambda level, text, data: None)  # stays referenced: llama.cpp holds its address
     lc.llama_log_set(quiet, ctypes.c_void_p(0))
     lc.llama_backend_init()
     loaded = lc.llama_model_load_from_file(path.encode(), lc.llama_model_default_params())
@@ -167,9 +166,9 @@ def onnxruntime(model: str, threads: int, max_batch: int, max_length: int) -> Ru
 
 
 def icc_(model: str, threads: int, max_batch: int, max_length: int, whole: bool = False) -> Run:
-    """This project, through its engine loop: scheduling and greedy sampling are in the times.
+    """icc, through its engine loop: times include scheduling and greedy sampling.
 
-    whole: with all logits, as requests need that do not decode greedily. Asking for a least number of tokens is one.
+    whole: compute all logits, as requests without greedy decoding need; a minimum number of tokens has that effect.
     """
     import icc
 
@@ -210,7 +209,7 @@ def main() -> None:
         try:
             prefill, steps = run(request["batch"], request["context"], request["steps"], request["seed"])
             answer = {"prefill": prefill, "steps": steps}
-        except Exception as error:  # the parent decides what a failing peer means
+        except Exception as error:  # the parent decides how to treat a failing peer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 

@@ -15,17 +15,17 @@ from servers import MODEL, ROOT, Server, ask, environment, free_ports, icc, proc
 
 Row = tuple[str, str, str, bool]
 _PROMPTS = 24
-_SETTLE_S = 0.5  # until what was published is indexed
+_SETTLE_S = 0.5  # until published events are indexed
 
 
 class Indexer:
-    """An indexer that runs, and knows one server."""
+    """A running indexer that follows one server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def register(self, events: int, replay: int, block_size: int) -> None:
-        """Have it follow the events at a port."""
+        """Let the indexer follow the events at a port, with replays at another; returns when it does."""
         body = {"instance_id": 1, "endpoint": f"tcp://127.0.0.1:{events}", "model_name": MODEL}
         body |= {"block_size": block_size, "replay_endpoint": f"tcp://127.0.0.1:{replay}"}
         ask(f"{self.url}/register", body)
@@ -33,7 +33,7 @@ class Indexer:
         time.sleep(_SETTLE_S)
 
     def cached(self, tokens: list[int]) -> int:
-        """How many of a prompt's tokens the server has, as it knows."""
+        """How many of a prompt's tokens the server has cached, according to the indexer."""
         found = ask(f"{self.url}/query", {"model_name": MODEL, "token_ids": tokens})
         return found["scores"].get("1", {}).get("0", 0)
 
@@ -49,7 +49,7 @@ def _indexer(programs: Path) -> Iterator[Indexer]:
 
 
 def _complete(server: Server, prompt: str) -> int:
-    """How many tokens of a prompt the server found in its cache."""
+    """Complete a prompt; how many of its tokens the server found in its cache."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0}
     usage = ask(f"{server.url}/v1/completions", body)["usage"]
     return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -60,14 +60,14 @@ def _tokens(server: Server, prompt: str) -> list[int]:
 
 
 def _compared(server: Server, indexer: Indexer, prompts: list[str], size: int) -> tuple[str, bool]:
-    """What the indexer says of each prompt beside what the server then finds."""
+    """Compare the indexer's count for each prompt with the server's; the figures, and whether all agree."""
     right = some = told = 0
     for prompt in prompts:
         tokens = _tokens(server, prompt)
         time.sleep(0.05)
         expected = indexer.cached(tokens)
         found = _complete(server, prompt)
-        most = (len(tokens) - 1) // size * size  # one token is always computed
+        most = (len(tokens) - 1) // size * size  # the last token is always computed
         right += found == min(expected, most)
         some += found > 0
         told += expected
@@ -77,7 +77,7 @@ def _compared(server: Server, indexer: Indexer, prompts: list[str], size: int) -
 
 
 def judge(engine: Path) -> Iterator[Row]:
-    """Compare what the indexer says with what the server finds, after each thing that may happen."""
+    """Yield a row for each scenario (eviction, restarts): whether the indexer agrees with the server."""
     programs = environment("dynamo", "ai-dynamo-runtime")
     name = f"dynamo.indexer {version(programs, 'ai-dynamo-runtime')}"
     http, events, replay = free_ports(3)
@@ -108,7 +108,7 @@ def judge(engine: Path) -> Iterator[Row]:
             yield name, "the engine process is a new one", *_twice(server, indexer, prompts[:4], size)
             with _indexer(programs) as second:
                 second.register(events, replay, size)
-                _complete(server, prompts[5])  # the first batch that it sees says that it has missed some
+                _complete(server, prompts[5])  # the first batch of events that it sees shows that it has missed some
                 time.sleep(_SETTLE_S)
                 figures, right = _compared(server, second, prompts[:4], size)
                 yield name, "the indexer was started again", figures, right and "4 of them cached" in figures
@@ -128,7 +128,7 @@ def _twice(server: Server, indexer: Indexer, prompts: list[str], size: int) -> t
 
 
 def _block_size(server: Server) -> int:
-    """As routers read it."""
+    """The block size of a server, read from its metrics as routers do."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         found: Any = re.search(r'^vllm:cache_config_info\{.*block_size="(\d+)"', answer.read().decode(), re.MULTILINE)
     return int(found[1])

@@ -1,4 +1,4 @@
-"""Routers that stand before two `icc serve`: vllm-router and smg, each with its ways of choosing."""
+"""Routers in front of two `icc serve`: vllm-router and smg, each with its routing policies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servers import MODEL, ROOT, Server, ask, environment, free_ports, icc, proc
 Row = tuple[str, str, str, bool]
 _CHATS, _TURNS, _ANSWER = 12, 5, 12
 _OVER_GRPC = " over gRPC"  # instead of HTTP
-# in turns first, then by what caches hold; answers are compared within a group, as smg tokenizes where it speaks gRPC
+# round robin first, then by caches; answers are compared within a group, because smg tokenizes prompts if it uses gRPC
 _POLICIES = {
     "vllm-router": (("round_robin", "cache_aware", "kv_aware"),),
     "smg": (("round_robin", "cache_aware"), (f"round_robin{_OVER_GRPC}", f"cache_aware{_OVER_GRPC}")),
@@ -25,7 +25,7 @@ _BLOCK = 32
 
 
 def _command(name: str, programs: Path, policy: str, port: int, workers: dict[str, int]) -> list[str | Path]:
-    """A router over workers, whose events are at these ports."""
+    """The command of a router over workers. workers: the port of its KV events by a worker's URL."""
     [metrics] = free_ports(1)
     chosen = policy.removesuffix(_OVER_GRPC)
     common = ["--policy", chosen, "--port", str(port), "--prometheus-port", str(metrics), "--worker-urls", *workers]
@@ -48,7 +48,7 @@ def _command(name: str, programs: Path, policy: str, port: int, workers: dict[st
 
 
 class _Chats:
-    """Conversations that go on with the answers that they get; `lost` are requests that got none."""
+    """Conversations that continue with the answers that they get; `lost` has the errors of failed requests."""
 
     def __init__(self, url: str, turns: int = _TURNS) -> None:
         self.url, self.lost, self.answers = url, list[str](), dict[int, list[str]]()
@@ -56,12 +56,12 @@ class _Chats:
         self._turns = threading.Semaphore(0)
 
     def run(self) -> None:
-        """All of them, eight at a time."""
+        """Run all conversations, eight at a time."""
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(self._chat, range(_CHATS)))
 
     def wait(self, turns: int) -> None:
-        """Until so many turns were answered."""
+        """Wait until `turns` more turns are done, at most 120 s for each."""
         for _ in range(turns):
             self._turns.acquire(timeout=120)
 
@@ -90,7 +90,8 @@ def _hit_rate(servers: list[Server]) -> float:
 
 
 def judge(name: str, engine: Path) -> Iterator[Row]:
-    """Chats in turns and by what caches hold, each on servers of its own, the last again while an engine dies."""
+    """Yield a row per policy, each on new servers, then one for the last policy while an engine is killed; for
+    vllm-router also one with separate servers for prompts and answers."""
     programs = environment(name.replace("-", "_"), name)
     shown = f"{name} {version(programs, name)}"
     expected: dict[int, list[str]] = {}
@@ -115,7 +116,7 @@ def judge(name: str, engine: Path) -> Iterator[Row]:
 def _judge_policies(
     name: str, shown: str, programs: Path, policies: tuple[str, ...], engine: Path
 ) -> Generator[Row, None, dict[int, list[str]]]:
-    """The rows of policies, the first of which takes turns; the answers that all must give."""
+    """Yield the rows of policies, of which the first is round robin; returns the answers that all must give."""
     turns = 0.0
     expected: dict[int, list[str]] = {}
     for policy in policies:
@@ -145,7 +146,7 @@ def _judge_policies(
 
 @contextlib.contextmanager
 def _routed(name: str, programs: Path, policy: str, engine: Path) -> Iterator[tuple[str, list[Server]]]:
-    """The address of a router before two servers."""
+    """The address of a router in front of two servers, and the servers, until the end of the block."""
     with contextlib.ExitStack() as stack:
         ports = free_ports(7)
         servers: list[Server] = []

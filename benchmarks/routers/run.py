@@ -1,12 +1,12 @@
-"""Other people's routers and indexers, unmodified from PyPI, before `icc serve`.
+"""Third-party routers and indexers, unmodified from PyPI, in front of `icc serve`.
 
     icc compile samples/pystd -o build/pystd.engine --target native --quant rtn4 --max-batch-size 8
     python benchmarks/routers/run.py build/pystd.engine [dynamo,vllm-router,smg]
 
-Writes benchmarks/results/routers.md: the rows of these, or all. Environments are made in build/routers, as
+Writes benchmarks/results/routers.md: the rows of the named routers, or all. Environments are made in build/routers, as
 benchmarks/clients makes them. Dynamo's indexer must know how many tokens of a prompt are cached, through eviction and
-restarts; the routers must have more prompts found in caches than in turns, and lose no request, one of whose engines is
-killed. Fails where one of that is not so.
+restarts; cache-aware routers must find more prompt tokens in caches than round robin, and lose no request while an
+engine is killed. The exit code is 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD = "| router | what | found | right |\n|---|---|---|---|"
 
 
 def main() -> int:
-    """Run the judges that are named; 1 where one found something wrong."""
+    """Test the routers that are named and write the rows; 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("routers", nargs="?", default="dynamo,vllm-router,smg")

@@ -1,4 +1,4 @@
-"""`icc serve` and processes beside it, and what they are asked over HTTP."""
+"""Processes of `icc serve` and of routers, and HTTP requests to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL = "served"
 
 
 def environment(name: str, *packages: str) -> Path:
-    """The folder of programs of an environment that is made in build/routers."""
+    """The folder of programs of an environment, which is made in build/routers if it is missing."""
     return make_environment(name, list(packages), "routers").parent
 
 
@@ -37,14 +37,14 @@ def version(programs: Path, package: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has."""
+    """`count` ports that no process listens on."""
     with contextlib.ExitStack() as held:
         found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in found]
 
 
 def ask(url: str, body: Any = None, timeout: float = 120) -> Any:
-    """The JSON answer of a GET, or of a POST with a body; RuntimeError with what else came."""
+    """The JSON answer of a GET, or of a POST with a body; RuntimeError with the answer if its status is an error."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
@@ -55,7 +55,7 @@ def ask(url: str, body: Any = None, timeout: float = 120) -> Any:
 
 
 def until(check: Callable[[], Any], seconds: float = 120) -> None:
-    """Wait until something is so, taking what fails for not yet."""
+    """Wait until `check` is true; errors count as false. AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -67,7 +67,7 @@ def until(check: Callable[[], Any], seconds: float = 120) -> None:
 
 @contextlib.contextmanager
 def process(command: Sequence[str | Path], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process, until the end of the block."""
+    """Run a process until the end of the block, its output in `log`."""
     with log.open("w") as stream:
         started = subprocess.Popen(list(map(str, command)), stdout=stream, stderr=stream, text=True)
     try:
@@ -83,24 +83,24 @@ def process(command: Sequence[str | Path], log: Path) -> Iterator[subprocess.Pop
 
 @dataclass
 class Server:
-    """An `icc serve` that runs."""
+    """A running `icc serve`."""
 
     port: int
     process: subprocess.Popen[str]
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def metric(self, name: str) -> float:
-        """A metric's value."""
+        """The value of the first sample of a metric."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         return float(re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)[0])
 
     def kill_engine(self) -> None:
-        """End its engine process at once; the server starts another."""
+        """Send SIGKILL to its engine process; the server starts another one."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         [engine] = [pid for pid in listed if "worker_main" in Path(f"/proc/{pid}/cmdline").read_text()]
         os.kill(int(engine), signal.SIGKILL)
@@ -108,7 +108,7 @@ class Server:
 
 @contextlib.contextmanager
 def icc(engine: Path, name: str, port: int, *options: str) -> Iterator[Server]:
-    """`icc serve` of one thread on a port."""
+    """Run `icc serve` with one thread on a port until the end of the block."""
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine), "--port", str(port), "--threads", "1"]
     log = ROOT / "build" / "routers" / f"{name}.log"
     with process([*command, "--served-model-name", MODEL, *options], log) as started:

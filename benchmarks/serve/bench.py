@@ -6,7 +6,7 @@
 
 llama-server is built from the sources that llama-cpp-python's source package carries (`cmake -DGGML_NATIVE=ON`).
 
-All servers are up all the time; only one is asked at a time. A ratio is the median of the ratios within the rounds.
+All servers run all the time; only one at a time gets requests. A ratio is the median of the ratios within the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PORTS = {"icc": 8101, "llama.cpp": 8102, "openvino": 8103}
 
 
 def commands(a: argparse.Namespace) -> dict[str, list[str]]:
-    """How each server is started: the same threads, sequences at a time, and room for every sequence."""
+    """The command of each server, with equal threads and batch sizes, and KV capacity for every sequence."""
     length, threads, slots = a.prompt_tokens + a.output_tokens + 64, str(a.threads), str(a.concurrency)
     return {
         "icc": [str(Path(sys.executable).with_name("icc")), "serve", str(a.engine), "--threads", threads],
@@ -42,7 +42,7 @@ def commands(a: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def wait_until_up(port: int, process: subprocess.Popen, seconds: float = 120.0) -> None:
-    """Return as soon as the server lists its models."""
+    """Wait until the server lists its models; SystemExit if it ends or takes over `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -55,7 +55,7 @@ def wait_until_up(port: int, process: subprocess.Popen, seconds: float = 120.0) 
 
 
 def measure(port: int, a: argparse.Namespace, seed: int) -> dict:
-    """One load on one server, as `icc bench serve` reports it."""
+    """Put one load on one server; its report by `icc bench serve`."""
     command = [str(Path(sys.executable).with_name("icc")), "bench", "serve", "--url", f"http://127.0.0.1:{port}"]
     command += ["--concurrency", str(a.concurrency), "--requests", str(a.requests), "--seed", str(seed), "--json"]
     command += ["--prompt-tokens", str(a.prompt_tokens), "--output-tokens", str(a.output_tokens)]
@@ -78,7 +78,7 @@ def table(results: dict[str, list[dict]]) -> str:
 
 
 def main() -> None:
-    """Start, measure, stop, show."""
+    """Start the servers, measure, stop them, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("engine", "gguf", "llama-server", "openvino", "tokenizer", "peers"):
         parser.add_argument(f"--{name}", type=Path, required=True)

@@ -1,12 +1,13 @@
-"""RELIABILITY R15: a server under load for hours. Do its memory, files, threads or KV blocks creep?
+"""RELIABILITY R15: a server under load for hours. Does it leak memory, files, threads or KV blocks?
 
     python benchmarks/serve/creep.py ENGINE [--minutes 120] [--round 30] [--rounds 8] [--json FILE] [--check]
         [--server SCRIPT]
 
-Requests of many kinds come in rounds: completions, streams that are dropped, and clients that mean ill. After each the
-server gets idle and is measured: the memory, files and threads of all of its processes, and the KV blocks that an idle
-engine does not give back. What grows in the second half, faster than the limit and surely (slopes.py), creeps; with
---check the exit code is then 1. SCRIPT is run in place of `icc serve`: tests/runtime/server/leaky_server.py leaks.
+Requests of many kinds come in rounds: completions, streams that are dropped, and malicious clients. After each round,
+the idle server is measured: the memory, files and threads of all of its processes, and the KV blocks that an idle
+engine has not released. A series creeps if in its second half it surely grows faster than its limit (slopes.py); with
+--check the exit code is then 1, as it is if a request failed. SCRIPT runs in place of `icc serve`, such as
+tests/runtime/server/leaky_server.py, which leaks.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from icc.runtime.loadtest.load import Level, Mix, PromptMaker, run_level, tokens
 from limits import attack
 from slopes import creeping, settled
 
-# per hour; RELIABILITY's figures
+# growth per hour, from RELIABILITY
 LIMITS = {"memory_mib": 1.0, "files": 0.0, "threads": 0.0, "blocks": 0.0}
 MIX = Mix((16, 48), (1, 32), 8)
-AT_ONCE, DROPPED, HOSTILE = 8, 4, 6  # of each batch of requests
+AT_ONCE, DROPPED, HOSTILE = 8, 4, 6  # clients of each kind in a batch of requests
 IDLE_S = 30.0
 
 
 class Watched:
-    """A server that runs, and what it holds."""
+    """A running server, and the resources that it holds."""
 
     def __init__(self, url: str, process: psutil.Process) -> None:
         self.url, self.port, self.process = url, int(url.rpartition(":")[2]), process
         self._healed, self._used, self._lost = 0.0, 0.0, 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The sum of each metric's samples."""
+        """The sum of each metric's samples, by name."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         found: dict[str, float] = {}
@@ -53,7 +54,7 @@ class Watched:
         return found
 
     def wait_until_idle(self) -> dict[str, float]:
-        """The metrics when nothing runs or waits. TimeoutError if that does not come."""
+        """Wait until no request runs or waits; the metrics then. TimeoutError after IDLE_S seconds."""
         end = time.monotonic() + IDLE_S
         while time.monotonic() < end:
             now = self.metrics()
@@ -63,11 +64,11 @@ class Watched:
         raise TimeoutError(f"requests are left {IDLE_S:g} s after the last")
 
     def sample(self) -> dict[str, float]:
-        """What an idle server holds."""
+        """The resources of the idle server, by the names of LIMITS."""
         self.wait_until_idle()
-        time.sleep(0.2)  # connections that were dropped are closed
+        time.sleep(0.2)  # until dropped connections are closed
         now = self.metrics()
-        if now["icc:kv_healed_total"] > self._healed:  # lost blocks were found by the engine, which began anew
+        if now["icc:kv_healed_total"] > self._healed:  # the engine found lost blocks and reset its pool
             self._lost += max(self._used, 1.0)
         self._healed, self._used = now["icc:kv_healed_total"], self._blocks(now)
         processes = [self.process, *self.process.children(recursive=True)]
@@ -79,12 +80,12 @@ class Watched:
         }
 
     def _blocks(self, now: dict[str, float]) -> float:
-        """Of the share in use, in thousandths of the cache: how many blocks there are is of no interest."""
+        """Used blocks in thousandths of the cache, so that its size does not matter."""
         return round(1000 * now["icc:kv_cache_usage_perc"], 3)
 
 
 def drop(port: int, count: int) -> None:
-    """Streams whose clients go when they have begun."""
+    """Start `count` streams and close each connection after its first bytes."""
     import socket
 
     body = json.dumps({"prompt": "a b c", "max_tokens": 200, "stream": True, "ignore_eos": True}).encode()
@@ -96,7 +97,7 @@ def drop(port: int, count: int) -> None:
 
 
 async def load(watched: Watched, seconds: float, number: int, ratio: float) -> tuple[int, int]:
-    """Requests for so long; how many there were, and how many of the plain ones failed."""
+    """Send requests for `seconds`; the number of requests, and of completions that failed."""
     endpoint = Endpoint(watched.url, "", extra={"ignore_eos": True})
     endpoint.model = await endpoint.find_model()
     prompts, end = PromptMaker(MIX, number, ratio), time.monotonic() + seconds
@@ -121,7 +122,7 @@ async def ratio_of(url: str) -> float:
 
 
 def watch(watched: Watched, minutes: float, round_s: float, rounds: int, limits: dict[str, float]) -> dict[str, Any]:
-    """Load and measure by turns, so many at least; the series, their slopes and what creeps."""
+    """Alternate load and measurement for `minutes`, at least `rounds` times; the series, slopes and what creeps."""
     begin, hours, series = time.monotonic(), [], {name: [] for name in limits}
     requests = failed = 0
     ratio = asyncio.run(ratio_of(watched.url))
@@ -150,11 +151,11 @@ def main() -> None:
     parser.add_argument("engine")
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--round", type=float, default=30, help="seconds of load between two measurements")
-    parser.add_argument("--rounds", type=int, default=8, help="at least so many, however few the minutes")
-    parser.add_argument("--memory", type=float, default=LIMITS["memory_mib"], help="MiB per hour that may be added")
-    parser.add_argument("--json", type=Path, help="write the result there, too")
+    parser.add_argument("--rounds", type=int, default=8, help="minimum number of rounds")
+    parser.add_argument("--memory", type=float, default=LIMITS["memory_mib"], help="allowed growth in MiB per hour")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--server", type=Path, help="a script to run with ENGINE in place of `icc serve`")
-    parser.add_argument("--check", action="store_true", help="end with 1 if something creeps, or a request failed")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if something creeps or a request failed")
     options = parser.parse_args()
     command = [sys.executable, *([str(options.server)] if options.server else ["-m", "icc.compiler.cli", "serve"])]
     command += [options.engine, "--port", "0", "--threads", "1"]

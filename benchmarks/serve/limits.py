@@ -1,11 +1,11 @@
-"""RELIABILITY R13 and R14 in figures: a server under more load than it can bear, and under clients that mean ill.
+"""RELIABILITY R13 and R14 in figures: a server under more load than its capacity, and under malicious clients.
 
     python benchmarks/serve/limits.py ENGINE [--seconds 20] [--turns 1] [--loads 1,2,3,10] [--attacks 300]
         [--max-wait 0.025] [--check]
 
 Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at some multiples
-of the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew. With
---check it ends with 1 if a goal of RELIABILITY is missed.
+of the capacity (requests per second that meet the SLO, closed loop), and the growth of the processes' memory. With
+--check the exit code is 1 if a goal of RELIABILITY is missed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import psutil
 from icc.runtime.loadtest.endpoint import Endpoint, Trace
 from icc.runtime.loadtest.load import Level, Mix, PromptMaker, run_level, tokens_per_word
 
-SLO_S = 2.0  # to the first token
+SLO_S = 2.0  # seconds to the first token
 MIX = Mix((64, 64), (32, 32))
 
 
 def resident(server: psutil.Process) -> float:
-    """MiB of the server and its children."""
+    """Resident memory in MiB of the server and its children."""
     return sum(process.memory_info().rss for process in [server, *server.children(recursive=True)]) / 2**20
 
 
@@ -39,7 +39,7 @@ def good(traces: list[Trace]) -> list[Trace]:
 
 
 def rate(traces: list[Trace]) -> float:
-    """Good requests per second."""
+    """Requests per second that met the SLO."""
     return len(good(traces)) / (max(trace.end for trace in traces) - min(trace.due for trace in traces))
 
 
@@ -49,7 +49,7 @@ def percentile_ms(seconds: list[float], share: float) -> float | None:
 
 @dataclass
 class Load:
-    """What came of one multiple of the capacity, over all turns. `shares` are goodputs over the turn's capacity."""
+    """The results of one multiple of the capacity, over all turns. shares: goodputs over the turn's capacity."""
 
     traces: list[Trace] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
@@ -76,8 +76,8 @@ class Load:
 async def overload(
     url: str, seconds: float, turns: int, loads: list[float], server: psutil.Process
 ) -> list[dict[str, Any]]:
-    """`seconds` of each load in all. The loads take turns, each turn with the capacity that it begins with: a machine
-    that changes its speed would else change the ratio of two loads."""
+    """Run each load for `seconds` in total; rows of the capacity and of each load. Loads are interleaved, and each turn
+    measures the capacity first: otherwise a machine that changes its speed would change the ratio of two loads."""
     endpoint = Endpoint(url, "", extra={"ignore_eos": True})
     endpoint.model = await endpoint.find_model()
     prompts = PromptMaker(MIX, 1, await tokens_per_word(endpoint))
@@ -98,7 +98,7 @@ async def overload(
 
 
 def missed(rows: list[dict[str, Any]], hostile: dict[str, Any]) -> list[str]:
-    """The goals of R13 and R14 that the figures do not reach. At 10x the load tool is what is slow."""
+    """The missed goals of R13 and R14, as sentences. Times at 10x are not judged: there the load tool is slow."""
     found = [f"{row['load']}: {row['failed']} requests failed" for row in rows[1:] if row["failed"]]
     first_tokens = {row["load"]: row["accepted_ttft_p99_ms"] for row in rows[1:]}
     for row in rows[1:]:
@@ -112,11 +112,11 @@ def missed(rows: list[dict[str, Any]], hostile: dict[str, Any]) -> list[str]:
 
 
 def attack(port: int, kind: int) -> None:
-    """One client that means ill, and goes."""
+    """Run one malicious client of kind 0 to 5, and disconnect."""
     post = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
     body = b'{"model": "x", "prompt": "' + b"a" * 100_000
     sent = [
-        post,  # headers that never end
+        post,  # headers without an end
         post + b"content-length: 100\r\n\r\n{",
         post + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000,
         post + b"content-length: 3000000\r\n\r\n" + body,
@@ -145,11 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("engine")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--turns", type=int, default=1, help="in which the loads follow one another")
+    parser.add_argument("--turns", type=int, default=1, help="rounds over which each load is spread")
     parser.add_argument("--loads", default="1,2,3,10", help="multiples of the capacity")
     parser.add_argument("--attacks", type=int, default=300)
-    parser.add_argument("--max-wait", type=float, help="of the server (default: none, 32 in the queue)")
-    parser.add_argument("--check", action="store_true", help="end with 1 if a goal is missed")
+    parser.add_argument("--max-wait", type=float, help="the server's --max-wait (default: none; the queue holds 32)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", arguments.engine, "--port", "0", "--max-queue", "32"]
     if arguments.max_wait is not None:

@@ -1,9 +1,9 @@
-"""Gives a random checkpoint a tokenizer: a trained one, padded with words that no text contains.
+"""Adds a tokenizer to a random checkpoint: a trained one, padded with words that no text contains.
 
     python benchmarks/serve/make_vocab.py build/cpu/llama-1b samples/pystd/tokenizer.json build/serve/llama-1b
 
-Servers read and answer text; a random model answers any of its tokens, so every one needs a text of its own. The
-weights are linked, not copied.
+Servers read and write text; a random model generates any of its tokens, so every token needs its own text. The weights
+are linked, not copied.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def padded(tokenizer: dict, size: int) -> dict:
-    """The same byte-level BPE tokenizer with `size` tokens; what is added is reached by no merge."""
+    """The byte-level BPE tokenizer extended to `size` tokens; no merge produces an added token."""
     vocab = tokenizer["model"]["vocab"]
     vocab |= {f"\u0120w{index}": index for index in range(len(vocab), size)}
     return tokenizer
 
 
 def main() -> None:
-    """Write the folder."""
+    """Write the checkpoint with its tokenizer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("tokenizer", type=Path)

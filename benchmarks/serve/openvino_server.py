@@ -2,8 +2,8 @@
 
     python benchmarks/serve/openvino_server.py build/cpu/1b-openvino build/serve/llama-1b/tokenizer.json --port 8002
 
-One thread steps the pipeline, as OpenVINO Model Server does, which is in no package index; requests only wait for
-their tokens. Streams, greedy, always `max_tokens` long: what the bench asks for and nothing else.
+One thread steps the pipeline, as in OpenVINO Model Server (which no package index has); requests only wait for their
+tokens. Answers are streamed, greedy and always `max_tokens` long, which is all that the benchmark needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Engine:
         threading.Thread(target=self._run, daemon=True).start()
 
     def ask(self, ids: list[int], count: int) -> queue.Queue:
-        """A queue of `count` token ids, as they come."""
+        """Submit a prompt; a queue that receives `count` token ids as they are generated."""
         answer: queue.Queue = queue.Queue()
         self._new.put((ids, count, answer))
         return answer
@@ -60,10 +60,10 @@ class Engine:
 
 
 def handler(engine: Engine, tokenizer: Tokenizer) -> type[BaseHTTPRequestHandler]:
-    """The request handler over an engine."""
+    """The HTTP request handler for an engine."""
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.0"  # a body ends with the connection
+        protocol_version = "HTTP/1.0"  # the end of the connection ends a body
 
         def log_message(self, format: str, *args: Any) -> None:
             del format, args

@@ -1,13 +1,13 @@
-"""Chats of several turns over replicas: the time to the first token where prompts go to the replica that has their
-beginning, and where they go to one after the other.
+"""Chats of several turns over replicas: the time to the first token if prompts go to the replica that has cached their
+beginning, and if they go to the replicas round robin.
 
     python benchmarks/make_model.py smollm-135m build/smollm
     icc compile build/smollm -o build/smollm.engine --target native --quant rtn4 --max-seq-len 2048 --max-batch-size 16
     python benchmarks/serve/replicas.py build/smollm.engine --replicas 2 --chats 32 --turns 10
 
-Starts `icc serve --replicas` itself, with each way of routing in turns. A chat's prompt is all that was said before,
-the answers included, and some new tokens; between an answer and the next prompt there is a pause. Each chat allows one
-token only in its answers, so that it knows their tokens. Prints a line per run, and one JSON value.
+Starts `icc serve --replicas` itself, alternating between the routings. A chat's prompt is the whole conversation,
+answers included, and some new tokens; a pause follows each answer. Each chat allows only one token in its answers, so
+that it knows their tokens. Prints a line per run, and one JSON value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from icc.runtime.loadtest.endpoint import Endpoint
 
-# `icc serve` whose router asks every replica in turn
+# `icc serve` with a round-robin router
 ROUND_ROBIN = """
 import sys
 from itertools import count
@@ -41,7 +41,7 @@ sys.exit(main())
 
 
 async def chat(url: str, model: str, number: int, given: argparse.Namespace, first: list[float]) -> None:
-    """One conversation; the times to the first tokens of its answers, without the first answer, go to `first`."""
+    """Run one conversation; append the seconds to the first token of each answer except the first to `first`."""
     source, said = random.Random(number), 3 + number
     endpoint = Endpoint(url, model, extra={"ignore_eos": True, "temperature": 0, "allowed_token_ids": [said]})
     prompt: list[int] = [source.randrange(3, 1000) for _ in range(given.system)]
@@ -59,16 +59,16 @@ async def chat(url: str, model: str, number: int, given: argparse.Namespace, fir
 
 
 async def chats(url: str, given: argparse.Namespace) -> list[float]:
-    """The times to the first token of all chats, in seconds."""
+    """Run all chats; their times to the first token, in seconds."""
     model, first = await Endpoint(url, "").find_model(), list[float]()
     await asyncio.gather(*(chat(url, model, number, given, first) for number in range(given.chats)))
     return first
 
 
 def measure(command: Sequence[str], given: argparse.Namespace) -> dict[str, float]:
-    """One run on a server of its own."""
+    """One run on a new server: percentiles in ms, and the share of prompt tokens in the prefix cache."""
     options = ["serve", str(given.engine), "--port", "0", "--replicas", str(given.replicas), "--threads", "1"]
-    options += ["--watchdog", "60"]  # on a machine that others use a step may take seconds
+    options += ["--watchdog", "60"]  # on a shared machine a step may take seconds
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -88,7 +88,7 @@ def measure(command: Sequence[str], given: argparse.Namespace) -> dict[str, floa
 
 
 def main() -> None:
-    """Rounds of both ways in turns."""
+    """Run rounds that alternate between both routings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine")
     for name, default in (("replicas", 2), ("chats", 32), ("turns", 10), ("system", 100), ("said", 48), ("answer", 16)):

@@ -1,19 +1,18 @@
-"""Replicas with roles against replicas without, on long prompts among chats; and the simulator of `icc plan --traffic`
-against both.
+"""Replicas with roles (prefill, decode) against replicas without, on long prompts among chats; and the simulator of
+`icc plan --traffic` against both.
 
     python benchmarks/make_model.py smollm-135m build/smollm
     icc compile build/smollm -o build/smollm.engine --target native --quant rtn4 --max-seq-len 4608 --max-batch-size 16
     python benchmarks/serve/roles.py build/smollm.engine
 
-First it measures what steps of the engine take, in as many processes at once as there are replicas, because they share
-the memory and its bandwidth; and it simulates the requests with and without roles. Then it starts `icc serve --replicas
-2` with and without `--prefill-replicas 1` in turns, one thread per replica, and sends both the same requests at the
-same times: chats, and every so often prompts of 4,000 tokens. For chats alone and for all it prints the times to the
-first token and between tokens, by percentile: measured, simulated, and by how much the simulator is off.
+First it measures the engine's steps, in as many processes at once as there are replicas, because these share memory
+bandwidth, and simulates the requests with and without roles. Then it alternates between `icc serve --replicas 2` with
+and without `--prefill-replicas 1`, one thread per replica, and sends both the same requests at the same times: chats,
+and at regular intervals prompts of 4,000 tokens. For chats alone and for all requests it prints the times to the first
+token and between tokens, by percentile: measured, simulated, and the simulator's error.
 
-It ends within --minutes: the requests come for as long as that leaves room for (at most --seconds). What is there is
-written to --out after every part, so that a run which is ended has its results. On a machine that others use, repeat
-it: --rounds.
+It ends within --minutes: requests arrive for as long as that permits (at most --seconds). Results are written to --out
+after every part, so that an interrupted run keeps them. On a shared machine, repeat it with --rounds.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from icc.runtime.server.sizing.step_table import StepTable
 from icc.runtime.server.sizing.traffic import Arrival, read_traffic, write_traffic
 
 WAYS = {"no roles": Fleet(2), "roles": Fleet(2, 1)}
-Figures = dict[str, dict[str, float]]  # milliseconds by what and percentile
-_START_S = 15.0  # that a server takes to start, be warmed up and end
+Figures = dict[str, dict[str, float]]  # milliseconds by name and percentile
+_START_S = 15.0  # for a server to start, warm up and end
 
 
 def mix(given: argparse.Namespace, seconds: float) -> list[Arrival]:
-    """Chats as a Poisson process, and long prompts at even distances among them."""
+    """Chats as a Poisson process over `seconds`, and long prompts at even intervals among them."""
     source, found, at = random.Random(given.seed), list[Arrival](), 0.0
     while at < seconds:
         found.append(Arrival(at, given.chat_prompt, given.chat_answer))
@@ -65,7 +64,7 @@ def mix(given: argparse.Namespace, seconds: float) -> list[Arrival]:
 
 
 def measured_steps(engine: Path, count: int) -> StepTable:
-    """What steps take while so many processes run them at once: the mean of all."""
+    """Step times while `count` processes run steps at once: the mean of all."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_traffic(folder / "traffic", [Arrival(0.0, 16, 2)])
@@ -75,7 +74,7 @@ def measured_steps(engine: Path, count: int) -> StepTable:
             subprocess.Popen(
                 [*command, str(folder / f"{n}")],
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if n else None,  # one shows how far it is
+                stderr=subprocess.DEVNULL if n else None,  # one of them shows its progress
                 preexec_fn=die_with_parent,
             )
             for n in range(count)
@@ -85,7 +84,7 @@ def measured_steps(engine: Path, count: int) -> StepTable:
 
 
 def mean_table(tables: Sequence[StepTable]) -> StepTable:
-    """The mean of what several processes have measured of one engine."""
+    """The mean of several processes' measurements of one engine."""
     mean: Any = lambda name: statistics.mean(getattr(table, name) or 0.0 for table in tables)  # noqa: E731
     points: Any = lambda name: [  # noqa: E731
         (at[0][0], statistics.mean(seconds for _, seconds in at))
@@ -97,7 +96,7 @@ def mean_table(tables: Sequence[StepTable]) -> StepTable:
 
 
 def simulated(table: StepTable, traffic: Sequence[Arrival], long: int) -> tuple[dict[str, Figures], float]:
-    """The figures of both ways by the simulator, and how many seconds the last answer takes at most."""
+    """The simulated figures of both ways, and the time in seconds at which the last answer ends in either."""
     found, last = dict[str, Figures](), 0.0
     for way, fleet in WAYS.items():
         served = simulate(table, traffic, fleet)
@@ -110,10 +109,10 @@ def simulated(table: StepTable, traffic: Sequence[Arrival], long: int) -> tuple[
 
 
 async def ask_all(url: str, traffic: Sequence[Arrival]) -> list[Trace]:
-    """All requests, each when it is due, by a server that knows already what a prompt costs."""
+    """Send all requests, each when it is due, after some others by which the server learns the cost of prompts."""
     endpoint = Endpoint(url, await Endpoint(url, "").find_model(), extra={"ignore_eos": True})
     for prompt in prompts_of([Arrival(0, 600, 8), *([Arrival(0, 64, 8)] * 3)]):
-        trace = await endpoint.ask([3 + token % 997 for token in prompt], 8, time.monotonic())  # of no request below
+        trace = await endpoint.ask([3 + token % 997 for token in prompt], 8, time.monotonic())  # shares no prefix
         assert trace.ok, trace.error
     prompts, begin, tasks = prompts_of(traffic), time.monotonic() + 0.5, list[asyncio.Task[Trace]]()
     for arrival, prompt in zip(traffic, prompts, strict=True):
@@ -124,13 +123,13 @@ async def ask_all(url: str, traffic: Sequence[Arrival]) -> list[Trace]:
 
 
 def token_times(trace: Trace) -> list[float]:
-    """When each token came, also those without text, such as a part of a character."""
+    """The time of each token, also of those without text, such as a part of a character."""
     found = trace.silent if trace.pieces is trace.silent else sorted([*trace.pieces, *trace.silent])
-    return found[: trace.output_tokens]  # the stream's last event may hold none
+    return found[: trace.output_tokens]  # the stream's last event may have no token
 
 
 def serve(engine: Path, fleet: Fleet, traffic: Sequence[Arrival]) -> list[list[float]]:
-    """The times of every request's tokens since it was due, by a server of its own."""
+    """Run the traffic on a new server; for each request, the seconds from its due time to each token."""
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine), "--port", "0", "--watchdog", "60"]
     command += ["--spec", "none", "--threads", "1", "--replicas", str(fleet.replicas)]
     command += ["--prefill-replicas", str(fleet.prefills)]
@@ -153,7 +152,7 @@ def serve(engine: Path, fleet: Fleet, traffic: Sequence[Arrival]) -> list[list[f
 
 
 def figures(traffic: Sequence[Arrival], times: Sequence[Sequence[float]], long: int) -> Figures:
-    """Milliseconds, by percentile: of chats, and of all requests."""
+    """Milliseconds to the first token and between tokens, by percentile, of chats and of all requests."""
     found: Figures = {}
     for name, most in (("chats", long - 1), ("all", 1 << 30)):
         some = [one for arrival, one in zip(traffic, times, strict=True) if arrival.prompt_tokens <= most]
@@ -164,14 +163,14 @@ def figures(traffic: Sequence[Arrival], times: Sequence[Sequence[float]], long: 
 
 
 def medians(runs: Sequence[Figures]) -> Figures:
-    """Of each figure, that of all rounds."""
+    """The median over all rounds of each figure."""
     return {
         what: {p: statistics.median(run[what][p] for run in runs) for p in found} for what, found in runs[0].items()
     }
 
 
 class Results:
-    """What is known by now, written to a file after every part."""
+    """The results so far, written to a file after every part."""
 
     def __init__(self, path: Path, requests: int, modelled: dict[str, Figures]) -> None:
         self._path, self._requests, self._modelled = path, requests, modelled
@@ -179,7 +178,7 @@ class Results:
         self._write()
 
     def add(self, way: str, found: Figures) -> None:
-        """Take a run, and show it beside what was simulated."""
+        """Add a run, and print the medians beside the simulated figures."""
         self._runs[way].append(found)
         for what, values in medians(self._runs[way]).items():
             modelled = self._modelled[way][what]
@@ -211,7 +210,7 @@ class Results:
 
 
 def main() -> None:
-    """The simulator, and then rounds of both ways in turns."""
+    """Run the simulator, then rounds that alternate between both ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     sizes = {"chat_prompt": 48, "chat_answer": 96, "long_prompt": 4000, "long_answer": 16, "long_together": 1}
@@ -220,18 +219,18 @@ def main() -> None:
     for name, default in (("seconds", 150.0), ("chats_per_s", 1.0), ("long_every", 30.0), ("minutes", 9.0)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default)
     parser.add_argument("--out", type=Path, default=Path("build/roles.json"), help="written after every part")
-    parser.add_argument("--step-costs", type=Path, help="of `icc plan --write-step-costs`; otherwise they are measured")
-    parser.add_argument("--traffic", type=Path, help="these requests instead of a mix")
+    parser.add_argument("--step-costs", type=Path, help="a file of `icc plan --write-step-costs`; default: measure")
+    parser.add_argument("--traffic", type=Path, help="use the requests of this file instead of a mix")
     parser.add_argument("--write-traffic", type=Path, help="write the requests here, for `icc plan --traffic`")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with its server
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that its server ends, too
     end = time.monotonic() + 60 * given.minutes
     count = WAYS["roles"].replicas
     table = measured_steps(given.engine, count) if given.step_costs is None else StepTable.read(given.step_costs)
     room = (end - time.monotonic()) / (len(WAYS) * given.rounds) - _START_S
     traffic = mix(given, min(given.seconds, room)) if given.traffic is None else read_traffic(given.traffic)
     modelled, last = simulated(table, traffic, given.long_prompt)
-    if given.traffic is None and last > room:  # what comes at last must end in time, too
+    if given.traffic is None and last > room:  # the last requests must also end in time
         traffic = mix(given, max(min(given.seconds, room) - (last - room), 1.0))
         modelled, last = simulated(table, traffic, given.long_prompt)
     if given.write_traffic:

@@ -1,7 +1,7 @@
-"""Whether something creeps: the slope of a series after its first half, and how sure it is.
+"""Whether a series creeps: the slope of its second half, and its confidence interval.
 
-Theil (1950) and Sen (1968): the median of the slopes of all pairs, which up to 29 % of outliers do not move; Sen's
-confidence interval is of the same slopes, by the variance of Kendall's tau.
+Theil (1950) and Sen (1968): the median of the slopes of all pairs, which is robust to 29 % of outliers; Sen's
+confidence interval is taken from the same slopes, by the variance of Kendall's tau.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_SURE = 1.96  # standard deviations: 95 % of the time the slope is within
+_SURE = 1.96  # standard deviations of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Per hour: the likeliest, and the ends of its interval of 95 %."""
+    """A slope per hour: the median, and the ends of its 95 % confidence interval."""
 
     median: float
     low: float
@@ -24,7 +24,7 @@ class Slope:
 
 
 def slope(hours: Sequence[float], values: Sequence[float]) -> Slope:
-    """Of a series of at least four values, without those that are missing (NaN)."""
+    """The slope of a series; missing values are NaN. Raises ValueError if fewer than four values are left."""
     x, y = np.asarray(hours, float), np.asarray(values, float)
     x, y = x[np.isfinite(y)], y[np.isfinite(y)]
     count = len(x)
@@ -41,7 +41,7 @@ def slope(hours: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def settled(hours: Sequence[float], values: Sequence[float]) -> Slope:
-    """Of the second half: before that caches fill and allocators find their size."""
+    """The slope of the second half: in the first, caches fill and allocators reach their size."""
     half = len(hours) // 2
     return slope(hours[half:], values[half:])
 
@@ -49,6 +49,6 @@ def settled(hours: Sequence[float], values: Sequence[float]) -> Slope:
 def creeping(
     hours: Sequence[float], series: Mapping[str, Sequence[float]], limits: Mapping[str, float]
 ) -> dict[str, Slope]:
-    """The series that surely grow faster than their limits per hour."""
+    """The slopes of the series whose intervals lie above their limits per hour, by name."""
     found = {name: settled(hours, values) for name, values in series.items()}
     return {name: line for name, line in found.items() if line.low > limits[name]}

@@ -1,9 +1,9 @@
-"""Whether requests that wait slow those that run: the time of a step with a full batch and none, or many, in the queue.
+"""Do waiting requests slow running ones? The time of a step with a full batch, and an empty or a full queue.
 
     python benchmarks/serve/waiting.py ENGINE [--waiting 1000] [--seconds 7] [--rounds 3]
 
 Starts `icc serve` itself and fills its batch with long answers. Prints one JSON value: milliseconds per step, from the
-server's own histogram and as its clients see it (seconds per token of all streams), in turns with an empty and with a
+server's own histogram and as its clients see it (from the tokens of all streams), alternating between an empty and a
 full queue. The answers grow meanwhile and steps become slower, so a ratio is to the mean of the turns before and after.
 """
 
@@ -42,7 +42,7 @@ class Figures:
             await asyncio.sleep(0.1)
 
     async def step_ms(self, seconds: float) -> dict[str, float]:
-        """Over some seconds: the mean step by the server's clock, and the time per step from outside."""
+        """Over `seconds`: the mean milliseconds of a step by the server's clock, and as seen from outside."""
         names = ("iteration_seconds_sum", "iteration_seconds_count", "generation_tokens_total")
         before, start = [await asyncio.to_thread(self.get, name) for name in names], time.monotonic()
         await asyncio.sleep(seconds)
