@@ -195,7 +195,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Microseconds of all products, and of each tiling beside the model's prediction."""
     base.tensors_of = _tensors  # type: ignore[assignment]
-    names = ("picked", "best", "rows", "bf16", "q4g128", "e4m3", "torch bf16", "scaled_mm", "fast mm")
+    names = ("picked", "best", "coding", "bf16", "q4g128", "e4m3", "torch bf16", "scaled_mm", "fast mm")
     print(f"{'product':8} {'rows':>5} " + " ".join(f"{c:>10}" for c in names) + "   the best tiling")
     found = []
     for (name, rows), products in timed.items():
@@ -214,7 +214,7 @@ def measure(
                 row["picked"] = times[text]
         best = min(times, key=lambda text: times[text])
         row["best"] = times[best]
-        row["rows"] = times[best] - alone[best]
+        row["coding"] = times[best] - alone[best]  # of the rows, by a kernel of its own
         row |= {stored: microseconds(device, others[name, rows, stored]) for stored in ("bf16", "q4g128", "e4m3")}
         n, k, _ = base.LLAMA[name]
         row |= peers(n, k, rows)

@@ -133,7 +133,7 @@ def changed(name: str, value: torch.Tensor | None) -> dict[str, Weight]:
 DAMAGED = [
     ("a.weight_scale", None, "is missing"),
     ("a.weight_scale_2", None, "is float8_e4m3fn"),
-    ("a.weight_scale_2", torch.tensor(float("nan")), "no number"),
+    ("a.weight_scale_2", torch.tensor(float("nan")), "NaN or Inf"),
     ("a.weight_scale_2", torch.ones(7), r"weight_scale_2.*is float32 \[7\]"),
     (
         "a.weight_scale",

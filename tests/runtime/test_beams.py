@@ -285,8 +285,8 @@ def test_penalties_are_on_log_probabilities() -> None:
 @pytest.mark.parametrize(
     ("given", "field", "words"),
     [
-        ({"length_penalty": 2.0}, "length_penalty", "is for beam search only"),
-        ({"early_stopping": True}, "early_stopping", "is for beam search only"),
+        ({"length_penalty": 2.0}, "length_penalty", "only a beam search has it"),
+        ({"early_stopping": True}, "early_stopping", "only a beam search has it"),
         ({"beams": 2, "early_stopping": "always"}, "early_stopping", "must be true, false or"),
         ({"beams": 2, "early_stopping": 1}, "early_stopping", "must be true, false or"),
         ({"beams": 2, "temperature": 0.7}, "temperature", "does not sample"),

@@ -369,6 +369,6 @@ def test_too_short_too_long_or_of_a_task_without_it(
             icc.compile(model, tmp_path / "engine", target="native", max_seq_len=128, prefix=[tmp_path / name])
     with pytest.raises(UsageError, match="keeps none"):
         icc.compile(model, tmp_path / "engine", task="embed", prefix=[tmp_path / "long.txt"])
-    with pytest.raises(UsageError, match="gives up tokens"):
+    with pytest.raises(UsageError, match="drops tokens"):
         icc.compile(model, tmp_path / "engine", kv_policy="h2o:budget=64,recent=8", prefix=[tmp_path / "long.txt"])
     assert not (tmp_path / "engine").exists()
