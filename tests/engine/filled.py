@@ -1,6 +1,6 @@
-"""`python filled.py ENGINE SEQUENCES LENGTH [ANSWER]`: fills an engine and prints the bytes it takes then.
+"""`python filled.py ENGINE SEQUENCES LENGTH [ANSWER]`: fills an engine and prints the bytes that it then takes.
 
-ANSWER: how many of LENGTH tokens are generated (8); none where the engine embeds.
+ANSWER: how many of LENGTH tokens are generated (default 8); an engine that embeds generates none.
 """
 
 import sys
