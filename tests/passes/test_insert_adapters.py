@@ -1,4 +1,4 @@
-"""insert-adapters: where there is room, what is computed there, and that folded scales reach adapters."""
+"""insert-adapters: where adapter slots are inserted, what they compute, and that folded scales reach adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_room(graph: Graph, slots: AdapterSlots) -> Graph:
 
 
 def fill(graph: Graph, slot: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A random adapter in a slot of all pools: what it adds to each weight of the checkpoint."""
+    """Put a random adapter into a slot of all pools; returns its change of each weight of the checkpoint."""
     random = torch.Generator().manual_seed(seed)
     changes: dict[str, torch.Tensor] = {}
     for site in graph.sites:
@@ -65,7 +65,7 @@ def fill(graph: Graph, slot: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def added(graph: Graph, changes: dict[str, torch.Tensor]) -> Graph:
-    """The graph with the changes in its own weights."""
+    """A copy of the graph with the changes added to its weights."""
     merged = graph.copy()
     for name in list(merged.weights):
         if (change := changes.get(name.split("#")[0])) is not None:
