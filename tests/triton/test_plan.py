@@ -254,7 +254,7 @@ def test_occupancy_is_what_the_scarcest_resource_allows() -> None:
     assert occupancy(Compiled("x", b"", 0, 32, 0, 0), 4, TARGET) == 1.0
     assert occupancy(Compiled("x", b"", 0, 255, 0, 0), 4, TARGET) == 0.125  # two blocks of 128 threads
     assert occupancy(Compiled("x", b"", 200 << 10, 32, 0, 0), 8, TARGET) == 0.125
-    assert occupancy(Compiled("x", b"", TARGET.shared_memory_kib << 10, 32, 0, 0), 8, TARGET) == 0.125  # all there is
+    assert occupancy(Compiled("x", b"", TARGET.shared_memory_kib << 10, 32, 0, 0), 8, TARGET) == 0.125  # the limit
 
 
 def test_a_table_that_is_also_the_head_is_stored_once(tiny: Any, tmp_path: Path) -> None:
