@@ -154,7 +154,9 @@ def save_eagle(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> None
 @dataclass
 class Reference:
     """EAGLE-3's forward, as SafeAILab's, SpecForge's and speculators' code has it, in float32: one sequence, no cache.
-    target: transformers' model. path: of the drafter."""
+
+    target: transformers' model. path: of the drafter.
+    """
 
     drafter: Drafter
     target: Any

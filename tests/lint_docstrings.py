@@ -31,8 +31,8 @@ NO_CODE = {"ABC", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEn
 
 def classes_of(trees: Iterable[ast.Module]) -> Classes:
     """All classes in the trees, by their names; several files may have one of a name. A function that returns an error
-    counts as a class that derives from it, so that `raise refused(..)` is understood; functions that return IccError do
-    not."""
+    counts as a class that derives from it, so that `raise refused(..)` is understood; a function that returns
+    IccError may return several, and does not count."""
     found: Classes = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -45,8 +45,9 @@ def classes_of(trees: Iterable[ast.Module]) -> Classes:
 
 
 def faults(tree: ast.Module, classes: Classes, lines: Sequence[str]) -> Iterator[Fault]:
-    """What is wrong with the docstrings of a module, its classes, functions and methods. classes: where bases are.
-    lines: of the file."""
+    """What is wrong with the docstrings of a module, its classes, functions and methods.
+
+    classes: where bases are. lines: of the file."""
     yield from _of(tree, "the module", needed=False)
     yield from _inside(tree, "", {}, classes, lines)
 

@@ -76,8 +76,10 @@ def layouts() -> dict[str, Any]:
 
 
 def save_with_mtp(config: Any, path: Path, own: bool = False) -> WithLayer:
-    """Write a random checkpoint with such a layer: under `mtp.` if `own`, else after the last layer. Layers add little
-    to the embeddings, and the extra one passes these on, so that more of its guesses are right."""
+    """Write a random checkpoint with such a layer: under `mtp.` if `own`, else after the last layer.
+
+    Layers add little to the embeddings, and the extra one passes these on, so that more of its guesses are right.
+    """
     oracle, layer = save_tiny(config, path), save_tiny(single(config), path.with_name(path.name + ".mtp"), seed=1)
     for model, folder in ((oracle, path), (layer, path.with_name(path.name + ".mtp"))):
         for name, parameter in model.named_parameters():

@@ -1,7 +1,6 @@
 """The rare tests, which `make test` leaves out so that it takes minutes: rare.txt has a part and a test id per line.
 
-    python tests/rare.py FOLDER [FOLDER ...] [--seconds 660]    write rare.txt from the times of runs, see
-    cpu_seconds.py
+    python tests/rare.py FOLDER [FOLDER ...] [--seconds 660]    write rare.txt by times of runs, see cpu_seconds.py
 
 Every test file keeps its cheapest test that does real work, which means 0.2 s or more; if that takes more than 8 s or
 does not exist, the most expensive of the tests below 0.2 s. Other tests are added, the cheapest first, until all take

@@ -1,5 +1,6 @@
-"""A device that runs scheduled batches on shadow memory: the content of each slot of each KV group, and for whom. Its
-model is `following`: the token after some tokens.
+"""A device that runs scheduled batches on shadow memory: the content of each slot of each KV group, and its owner.
+
+Its model is `following`, which gives the token after some tokens.
 """
 
 from __future__ import annotations

@@ -344,8 +344,9 @@ def _inkling2(t: Any) -> dict[str, Any]:
 
 
 def save_tiny(config: Any, path: Path, dtype: str = "float32", seed: int = 0, max_shard_size: str = "5GB") -> Any:
-    """Write a random checkpoint of `config`; returns its float32 model with eager attention, the oracle. The oracle's
-    weights are those stored, rounded to `dtype`; norms and biases are perturbed so that each one matters.
+    """Write a random checkpoint of `config`; returns its float32 model with eager attention, the oracle.
+
+    The oracle's weights are those stored, rounded to `dtype`; norms and biases are perturbed so that each one matters.
     """
     import torch
     from transformers import AutoModelForCausalLM

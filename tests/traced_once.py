@@ -37,8 +37,9 @@ def _look_once() -> None:
 
 
 def install() -> None:
-    """Makes `load_graph` use an earlier trace of the same transformers model. The fixture `compiler_runs` forces a new
-    one.
+    """Makes `load_graph` use an earlier trace of the same transformers model.
+
+    The fixture `compiler_runs` forces a new one.
     """
     from icc.compiler.frontend import load
 

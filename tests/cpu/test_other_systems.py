@@ -202,7 +202,7 @@ def test_windows_says_what_an_arm64_cpu_has(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="it runs there")
 def test_an_x86_cpu_says_what_it_has_by_the_code_for_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same machine code, called with Windows' calling convention, finds the levels of /proc/cpuinfo."""
+    """This machine code, called with Windows' calling convention, finds the levels of /proc/cpuinfo."""
     (tmp_path / "a.c").write_text(
         "#include <sys/mman.h>\n#define WINDOWS __attribute__((ms_abi))\n"
         "void* allocate(void* at, unsigned long size, int kind, int mode) {\n"

@@ -104,7 +104,7 @@ def test_answers_are_those_of_a_cold_engine(
 def test_under_sanitizers(
     name: str, options: dict[str, str], compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same runs with kernels that check their addresses and arithmetic, in a process that loads the sanitizer
+    """Runs as above, with kernels that check their addresses and arithmetic, in a process that loads the sanitizer
     first."""
     library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(library):

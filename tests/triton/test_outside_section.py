@@ -1,7 +1,8 @@
 """Sections that icc does not know, made by a pass that is defined here: steps that run on request, with inputs and
-outputs by name, on every back end without a change of icc. One is like a drafter with a state: it takes a hidden state
-of the step, a state of its own and a token, and gives its next state and guesses. Another takes nothing from the step.
-They run again and again after one step.
+outputs by name, on every back end without a change of icc.
+
+One is like a drafter with a state: it takes a hidden state of the step, a state of its own and a token, and gives its
+next state and guesses. Another takes nothing from the step. They run again and again after one step.
 """
 
 from __future__ import annotations

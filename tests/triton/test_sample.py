@@ -133,7 +133,7 @@ def check_logprobs(logits: np.ndarray, got: dict[str, np.ndarray]) -> None:
 
 
 def test_the_token_that_reaches_top_p_is_kept() -> None:
-    """Of tokens with 30, 25 and 15 %, two make up 50 %, and 24 draws yield both."""
+    """Two of the tokens with 30, 25 and 15 % make up 50 %, and 24 draws yield both."""
     logits = np.log(np.array([0.3, 0.15, 0.25, *[0.3 / 94] * 94], np.float32))
     rows = [Row(1.0, top_p=0.5, counter=i) for i in range(24)]
     found = sample(np.stack([logits] * len(rows)), rows)["token"][:, 0].tolist()
