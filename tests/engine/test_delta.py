@@ -168,7 +168,7 @@ def test_each_rank_has_what_differs(
     ranks: dict[str, int], made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Each rank has a delta beside the base's file of that rank; the answers are those of the checkpoint compiled
-    alone, also as one file. The rank that holds a changed part reports it."""
+    alone, also as one file. A changed file is refused with the number of its rank."""
     base, delta = made(quant="none", **ranks)
     assert {path.name for path in delta.iterdir() if path.suffix == ".safetensors"} == {
         "delta.safetensors", "delta-1.safetensors",

@@ -188,7 +188,7 @@ def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
 )
 def test_experts(kind: str, family: str, tiny: ModuleType, tmp_path: Path) -> None:
     """The file has a tensor per expert, the graph one weight for all experts with the stored codes. With act-order, the
-    columns of each expert have their own order; for some experts gate and up differ."""
+    columns of each expert have their own order; gate and up of some experts have different ones."""
     model = tiny.save_tiny(tiny.tiny_configs()[family], tmp_path, dtype="float16")
     tensors = load_file(tmp_path / "model.safetensors")
     kept = dict(tensors)
