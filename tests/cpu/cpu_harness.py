@@ -1,7 +1,7 @@
 """Builds programs by hand and runs their libraries through ctypes, for the tests of the CPU backend.
 
 Where AddressSanitizer is loaded (test_sanitizers.py), everything that a step must not touch is fenced: the gaps between
-buffers and around weights, and the KV blocks of nobody.
+buffers and around weights, and free KV blocks.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def test_levels_need_registers_that_the_system_saves() -> None:
 
 def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, threads: int) -> tuple[bytes, int, int]:
     """The memory that windows_runner.c works on, and where the arena and the digests lie in it."""
-    content, places = bytearray(120), list[int]()  # of struct Memory
+    content, places = bytearray(120), list[int]()  # offsets in struct Memory
 
     def put(data: bytes) -> int:
         content.extend(bytes(-len(content) % 64))

@@ -27,7 +27,7 @@ def prompts() -> list[list[int]]:
 
 
 def limited(llm: icc.LLM, **limits: int) -> icc.LLM:
-    """The same engine with smaller limits of a step, or fewer KV blocks."""
+    """Reduce the step limits or the KV blocks of an engine; returns `llm`."""
     for name, value in limits.items():
         assert value <= getattr(llm.executor, name)
         setattr(llm.executor, name, value)

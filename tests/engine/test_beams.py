@@ -63,7 +63,7 @@ def own_params(max_tokens: int, case: dict[str, Any], **more: Any) -> icc.Sampli
 
 
 def check(completions: list[icc.Completion], found: Any, oracle: Any, ends: list[int]) -> None:
-    """The same texts in the same order, with the same scores and the same log-probabilities of tokens."""
+    """Check for equal texts in equal order, with equal scores and log-probabilities of tokens."""
     start = len(completions[0].prompt_token_ids)
     shares = oracle.compute_transition_scores(found.sequences, found.scores, found.beam_indices).numpy()
     assert len(completions) == len(found.sequences)

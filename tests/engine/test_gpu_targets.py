@@ -32,7 +32,7 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
 USUAL = [("h100", "rtn4"), ("mi300x", "none"), ("rtx5090", "rtn4")]
 EM_CUDA, EM_AMDGPU = 190, 224
-AMD = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}  # by LLVM's EF_AMDGPU_MACH
+AMD = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}  # LLVM's EF_AMDGPU_MACH
 SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "4")
 
 

@@ -178,7 +178,7 @@ def test_a_disk_that_is_full_where_the_runtime_is_copied_is_one_line(
 def test_files_that_a_compile_was_given(
     model: Callable[..., Path], engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """They must be given again; their paths are not recorded."""
+    """Such files must be given again; their paths are not recorded."""
     adapter = tmp_path / "adapter"
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

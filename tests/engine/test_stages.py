@@ -150,7 +150,7 @@ def test_stages_of_several_ranks(name: str, options: dict[str, Any], compiled: C
 
 
 def test_a_rank_of_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
-    """Also while ranks of other stages wait for each other."""
+    """A lost rank ends the engine even while ranks of other stages wait for each other."""
     engine = compiled("llama", max_seq_len=64, tensor_parallel=2, pipeline_parallel=2).engine
     for rank in (1, 3):
         llm = icc.load(engine)

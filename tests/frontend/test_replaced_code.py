@@ -84,7 +84,7 @@ def test_large_experts_are_recognised_without_their_weights(make: Any) -> None:
 
 
 class Reversed(LongcatFlashExperts):
-    """The same weights, with the activation on the other half."""
+    """LongCat's experts with the activation on the other half."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         out = torch.zeros_like(hidden_states)
@@ -114,7 +114,7 @@ def test_other_modules_are_left_alone() -> None:
 
 
 class Undecayed(MiniMaxLightningAttention):
-    """The same, except that two blocks do not share a state."""
+    """Lightning attention, except that two blocks do not share a state."""
 
     def decay_factors(self, slope_rate: Tensor) -> Any:
         query, key, diagonal = super().decay_factors(slope_rate)

@@ -193,8 +193,8 @@ def test_split_values_of_blocks_do_not_wait_for_each_product(tmp_path: Path, mon
 def test_values_of_blocks_whose_scales_share_words_stay_in_registers(
     stored: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They went through shared memory, in 8 rounds of store, barrier and load per step, when the shift that extracts a
-    scale from its word was known only at run time."""
+    """Such values went through shared memory, in 8 rounds of store, barrier and load per step, when the shift that
+    extracts a scale from its word was known only at run time."""
     [(_, found)] = compiled([picked("o", stored, Shape(64, False), target)], target, tmp_path, monkeypatch)
     [loop] = found.loops
     assert loop.barriers == 2 and not loop.shared_stores and not loop.conversions and not found.spill_bytes
@@ -335,7 +335,7 @@ TAKES_TENSOR_MEMORY = """
 
 
 def test_a_kernel_that_takes_tensor_memory_waits_behind_that() -> None:
-    """It waits on every path to global memory, and to the kernel's end."""
+    """A wait is on every path to global memory, and to the kernel's end."""
 
     def waits(text: str) -> bool:
         return SassCode(text).always_behind("ACQBULK", _GLOBAL)

@@ -21,7 +21,8 @@ SINKS, NEW = 3, 4
 
 
 def test_a_group_of_another_kind(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps the first block besides its window, and kernels do not read it: the tokens are the model's."""
+    """The group keeps the first block besides its window, but kernels do not read this block: tokens are the
+    model's."""
     monkeypatch.setitem(POLICIES, "sinks", lambda size: Sinks(SINKS, size))
     tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path)
     engine = build(tmp_path, "none", Limits(max_seq_len=24, max_batch_size=1, max_step_tokens=16), block_size=4)

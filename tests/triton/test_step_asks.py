@@ -125,8 +125,8 @@ def of_8b(stored: str, target: str) -> tuple[WholeTilings, list[StageProduct]]:
 def test_stages_of_8b_are_cut_so_that_as_many_programs_fit_as_its_largest_launch_has(
     target: str, stored: str, held: int
 ) -> None:
-    """By the model, they take 1 to 4 % less time than launches; stages with the tilings of launches would take 6 %
-    more."""
+    """By the model, step kernels take 1 to 4 % less time than launches; with the tilings of launches they would take 6
+    % more."""
     found, products = of_8b(stored, target)
     launches = found.seconds(whole.LAUNCHES)
     assert min(found.candidates(), key=found.seconds) == {"resident": held}
