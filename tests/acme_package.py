@@ -1,4 +1,4 @@
-"""The package that docs/extending.md writes, put in a folder as pip would."""
+"""The package of docs/extending.md, installed into a folder as pip would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
 
 def install(folder: Path, groups: dict[str, dict[str, str]]) -> None:
-    """What pip leaves of a package: its modules, and a .dist-info with its entry points."""
+    """Write what pip installs of a package: its modules, and a .dist-info with its entry points."""
     info = folder / "acme-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 0.1\n")
@@ -20,7 +20,7 @@ def install(folder: Path, groups: dict[str, dict[str, str]]) -> None:
 
 
 def write_acme(folder: Path) -> None:
-    """The files of the page, and the entry points."""
+    """Write the files of the page and the entry points to `folder`."""
     (folder / "acme").mkdir()
     (folder / "acme" / "__init__.py").touch()
     for kind, text in BLOCKS:

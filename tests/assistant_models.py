@@ -1,4 +1,5 @@
-"""Tiny Gemma 4 models with assistants that read their keys and values, and transformers' own guesses of these."""
+"""Tiny Gemma 4 models with assistants that read their keys and values, and the guesses of transformers' own
+assistants."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ OWN = {
 }  # fmt: skip
 
 
-# A pair of each form: as the small models are, one that scores the tokens of some clusters only, and one whose model
-# shares no keys and values among its layers, where the values of some are their keys.
+# A pair of each form: like the published small models; an assistant that scores the tokens of some clusters only; a
+# model whose layers share no keys and values, and whose values are the keys in some layers.
 ONE_HEAD = {"num_global_key_value_heads": 1, "attention_k_eq_v": True}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # changes of the three
     "shared": ({}, {}, {}),
@@ -35,15 +36,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # c
 
 
 def save_pair(case: str, path: Path) -> Reference:
-    """A pair of a form: its model in `path`/model, its assistant in `path`/drafter."""
+    """Write a pair of a form: its model to `path`/model, its assistant to `path`/drafter."""
     theirs, text, own = CASES[case]
     target = save_target(path / "model", **theirs)
     return Reference(target, save_assistant(target, path / "drafter", text, **own))
 
 
 def save_target(path: Path, **changes: Any) -> Any:
-    """transformers' model, written to `path`. Its layers add little to the embeddings, which are its LM head, too:
-    tokens tend to come again."""
+    """transformers' model, written to `path`. Its layers add little to the embeddings, which are also its LM head, so
+    tokens tend to repeat."""
     import transformers as t
 
     model = save_tiny(t.Gemma4TextConfig(**TARGET | changes), path)
@@ -51,7 +52,7 @@ def save_target(path: Path, **changes: Any) -> Any:
 
 
 def save_assistant(target: Any, path: Path, own: dict[str, Any], **changes: Any) -> Any:
-    """transformers' assistant for it, written to `path`: it guesses that tokens come again, more or less."""
+    """transformers' assistant for `target`, written to `path`: it mostly guesses that tokens repeat."""
     import transformers as t
 
     text = t.Gemma4TextConfig(**OWN | own)
@@ -81,17 +82,17 @@ def _calmed(model: Any, path: Path) -> Any:
 
 @dataclass
 class Reference:
-    """transformers' candidates, of a model that has just read a text: its own generator's, with its window's keys."""
+    """transformers' candidates after a model has read a text: from its own generator, with the keys of its window."""
 
     target: Any
     assistant: Any
 
     def chain(self, text: list[int], count: int) -> list[int]:
-        """The guesses behind a text."""
+        """The `count` guesses after a text."""
         return self.logits(text, count).argmax(-1).tolist()
 
     def logits(self, text: list[int], count: int) -> torch.Tensor:
-        """[count, vocab], by which the guesses behind a text are chosen."""
+        """The logits [count, vocab] from which the guesses after a text are chosen."""
         from transformers import DynamicCache, GenerationConfig
         from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 

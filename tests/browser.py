@@ -22,7 +22,8 @@ _PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
 class Browser:
-    """A tab, over the pipes of --remote-debugging-pipe: messages end with a zero byte. `events`: what it told of."""
+    """A tab, over the pipes of --remote-debugging-pipe: messages end with a zero byte. `events`: the events that it
+    reported."""
 
     _session: str | None = None
 
@@ -36,7 +37,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> Any:
-        """The result of a command."""
+        """Run a command of the protocol and return its result."""
         number = next(self._ids)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if self._session:
@@ -81,7 +82,7 @@ class Browser:
         self.value(f"{field}.value = {value}; {field}.dispatchEvent(new Event('input', {{bubbles: true}}))")
 
     def press(self, key: str, code: str = "", modifiers: int = 0) -> None:
-        """A key, into what has the focus. modifiers: 1 Alt, 2 Ctrl, 8 Shift."""
+        """Press a key in the element that has the focus. modifiers: 1 Alt, 2 Ctrl, 8 Shift."""
         keys = {"key": key, "code": code or key, "modifiers": modifiers}
         codes = {"Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowRight": 39}
         keys["windowsVirtualKeyCode"] = codes.get(key, ord(key[0].upper()))
@@ -96,7 +97,7 @@ class Browser:
             time.sleep(0.05)
 
     def look(self, *, phone: bool = False, dark: bool = False, width: int = 1360, height: int = 860) -> None:
-        """The size of the window, and the colours that the system prefers."""
+        """Set the size of the window in pixels, and the colours that the system prefers."""
         size = _PHONE if phone else {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
@@ -104,14 +105,14 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, file: Path, whole: bool = False) -> None:
-        """The window as a picture, PNG or WebP by its name; `whole`: the page beyond the window too."""
+        """Save the window as a picture, PNG or WebP by the file's name; `whole`: also the page outside the window."""
         kind = file.suffix.removeprefix(".")
         quality = {"quality": 80} if kind == "webp" else {}
         answer = self.call("Page.captureScreenshot", format=kind, captureBeyondViewport=whole, **quality)
         file.write_bytes(base64.b64decode(answer["data"]))
 
     def problems(self) -> list[Any]:
-        """What the page threw, and what its policy refused."""
+        """The exceptions of the page, and the requests that its content security policy refused."""
         self.value("1")
         thrown = [e["params"] for e in self.events if e["method"] == "Runtime.exceptionThrown"]
         logged = [e["params"]["entry"] for e in self.events if e["method"] == "Log.entryAdded"]

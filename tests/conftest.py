@@ -20,23 +20,23 @@ import rare
 import traced_once
 from sizes import SOAK
 
-# A shell that puts a command in the background has it ignore Ctrl-C; processes that tests interrupt would inherit that.
+# A shell makes a command in the background ignore Ctrl-C; the processes that tests interrupt would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until the tests are collected
-# Engines have hundreds of files, each of which waits for the disk. What losing power leaves is of tests/engine/
-# test_write_faults.py, whose writers are processes of their own.
+# An engine has hundreds of files, each of which waits for the disk. tests/engine/test_write_faults.py tests what a
+# power loss leaves; its writers are separate processes.
 os.fsync = lambda file: None
 # Tensors are tiny and there is a worker per core: more threads only wait for each other, and spin while they do.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 # Triton decides when it is first imported whether it interprets; compiling for a GPU happens in processes of its own.
 os.environ["TRITON_INTERPRET"] = "1"
-# Kernels that many tests need are compiled once in all processes of a run, at -O1; see the fixtures `compiler_runs` and
-# `as_shipped`.
+# Kernels that many tests need are compiled once for all processes of a run, at -O1; see the fixtures `compiler_runs`
+# and `as_shipped`.
 if SOAK:
     os.environ["ICC_AS_SHIPPED"] = "1"
-_compiled_here = None  # a folder that ends with this run; one that ICC_COMPILED_ONCE names is kept for the next
+_compiled_here = None  # a folder that this run removes; the one that ICC_COMPILED_ONCE names is kept for the next run
 if "ICC_COMPILED_BY" not in os.environ:
     if "ICC_COMPILED_ONCE" not in os.environ:
         os.environ["ICC_COMPILED_ONCE"] = _compiled_here = tempfile.mkdtemp(prefix="icc-compiled-once-")
@@ -46,8 +46,8 @@ if "ICC_COMPILED_BY" not in os.environ:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what only `make soak` runs, and rare tests (rare.py). Long modules come first, so that no worker ends
-    with one alone."""
+    """Deselects tests that only `make soak` runs, and rare tests (rare.py). Long modules come first, so that at the end
+    no worker runs one while the others are idle."""
     config.stash[rare.STALE] = rare.stale((item.nodeid for item in items), config.rootpath)
     if not SOAK:
         left_out = {item for item in items if item.get_closest_marker("soak")} | set(rare.left_out(config, items))
@@ -63,7 +63,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collection_finish() -> None:
     gc.enable()
-    gc.freeze()  # what has been imported stays: looking at it again and again takes a tenth of the tests' time
+    gc.freeze()  # imported objects stay: the garbage collector spends a tenth of the tests' time on them
     if "torch" in sys.modules:  # not in the process that only hands out tests
         traced_once.install()
 
@@ -75,13 +75,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def compiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the C++ compiler's own output, or of what happens while it works: it runs every time."""
+    """For tests of the C++ compiler's output, or of what happens while it runs: nothing is reused, it runs every
+    time."""
     monkeypatch.setenv("ICC_COMPILE_ANEW", "1")
 
 
 @pytest.fixture
 def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests whose libraries are optimized like those of users; others have them at -O1, in half the time."""
+    """For tests that need libraries optimized as for users; other tests build them at -O1, in half the time."""
     monkeypatch.setenv("ICC_AS_SHIPPED", "1")
 
 

@@ -1,11 +1,11 @@
-"""A plugin of pytest that writes what tests take of the CPU, their processes included: `-p cpu_seconds`.
+"""A pytest plugin that records the CPU seconds of tests, their processes included: `-p cpu_seconds`.
 
 Every worker has a file in the folder ICC_CPU_SECONDS, which rare.py reads. A line is
 
     ID       setup, call or teardown    seconds    after setup: the shared fixtures of the test, by their keys
     KEY      fixture                    seconds
 
-A fixture is shared unless its scope is a function. Its seconds are not in those of the test that has it made.
+A fixture is shared unless its scope is a function. Its seconds are not counted for the test that creates it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-_fixtures: list[tuple[str, float]] = []  # made in this setup
+_fixtures: list[tuple[str, float]] = []  # created in this setup
 
 
 def _seconds() -> float:
@@ -34,14 +34,14 @@ def _write(*fields: str) -> None:
 
 
 def _key(item: Any, fixture: Any) -> str:
-    """Names a shared fixture: its parameter's place in brackets, and the file of tests that it is made for."""
+    """Names a shared fixture: the index of its parameter in brackets, and the test file that it is created for."""
     index = item.callspec.indices.get(fixture.argname) if hasattr(item, "callspec") else None
     name = fixture.argname if index is None else f"{fixture.argname}[{index}]"
     return name if fixture.scope == "session" else f"{name}@{item.nodeid.partition('::')[0]}"
 
 
 def _shared(item: Any) -> list[str]:
-    """The keys of the shared fixtures that a test uses, through others too."""
+    """The keys of the shared fixtures that a test uses, directly or through other fixtures."""
     found = getattr(item, "_fixtureinfo", None)
     known = found.name2fixturedefs if found else {}
     last = [known[name][-1] for name in found.names_closure if name in known] if found else []

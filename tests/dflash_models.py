@@ -1,5 +1,4 @@
-"""Tiny DFlash drafters as z-lab publishes them and as transformers has one, and what published code guesses with
-them."""
+"""Tiny DFlash drafters in z-lab's and in transformers' layout, and the guesses of published code with them."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ BLOCK, MASK, HEAD, WINDOW = 9, 118, 16, 5
 
 @dataclass(frozen=True)
 class Drafter:
-    """What a tiny drafter is: in z-lab's layout or in transformers', the layers of the model that it reads, the kinds
-    of its own, and fields that change it."""
+    """A tiny drafter: its layout (z-lab's or transformers'), the layers of the model that it reads, the kinds of its
+    own layers, and fields that change it."""
 
     zlab: bool
     taps: tuple[int, ...]
@@ -30,7 +29,7 @@ class Drafter:
     scale: float = 1.0
 
     def sees(self, layer: int, length: int) -> torch.Tensor:
-        """Boolean [BLOCK, length]: which keys the tokens of a block behind the others see, as published code says."""
+        """Boolean [BLOCK, length]: which keys the last BLOCK tokens see in a layer, by published code."""
         key = torch.arange(length)[None, :]
         distance = torch.arange(length - BLOCK, length)[:, None] - key
         windowed = self.kinds[layer] == "sliding_attention"
@@ -74,7 +73,7 @@ def config_of(drafter: Drafter, target: Any) -> dict[str, Any]:
 
 
 def save_target(path: Path, kind: str = "specforge") -> Any:
-    """The model of an EAGLE drafter of that kind, whose layers add less: tokens come again more often."""
+    """The model of an EAGLE drafter of that kind, with layers that add less, so that tokens repeat more often."""
     model = target_of(EAGLES[kind], path)
     for name, parameter in model.named_parameters():
         if "o_proj" in name or "down_proj" in name:
@@ -83,14 +82,14 @@ def save_target(path: Path, kind: str = "specforge") -> Any:
 
 
 def without_mask(model: Any, path: Path) -> Any:
-    """Write a model whose embedding of the mask is small: else every guess is the mask, out of its embedding."""
+    """Write the model with a small embedding of the mask token: with a large one, every guess would be the mask."""
     model.get_input_embeddings().weight.data[MASK] *= 0.02
     model.save_pretrained(path)
     return model
 
 
 def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> None:
-    """Write a drafter for transformers' model `target`: random, but for a tendency to guess what came before."""
+    """Write a drafter for transformers' model `target`: random, but with a tendency to guess earlier tokens."""
     source, width = torch.Generator().manual_seed(seed), 4 * HEAD
 
     def matrix(n: int, k: int, scale: float = 0.05) -> torch.Tensor:
@@ -103,7 +102,7 @@ def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> Non
     narrow = torch.linalg.qr(matrix(64, 2 * HEAD)).Q.T.contiguous()
     wide = torch.cat(
         [narrow[:HEAD]] * 2 + [narrow[HEAD:]] * 2
-    ).T.contiguous()  # of two query heads for each head of keys
+    ).T.contiguous()  # two query heads for each head of the keys
     tensors = {
         "fc.weight": torch.cat([torch.eye(64)] * taps, 1) / taps + matrix(64, 64 * taps, 0.02),
         "hidden_norm.weight": norm(64),
@@ -131,8 +130,8 @@ def save_dflash(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> Non
 
 @dataclass
 class Reference:
-    """z-lab's forward (dflash/model.py of 2026) in float32, of one sequence and without a cache, or transformers' own
-    generator with its class. target: transformers' model. path: of the drafter."""
+    """z-lab's forward (dflash/model.py of 2026) in float32, for one sequence and without a cache, or transformers' own
+    generator with its class. target: transformers' model. path: the drafter's directory."""
 
     drafter: Drafter
     target: Any
@@ -144,14 +143,14 @@ class Reference:
         return load_file(self.path / "model.safetensors")
 
     def chain(self, text: list[int], count: int) -> list[int]:
-        """The first guesses of a block behind a text."""
+        """The first `count` guesses of a block after a text."""
         with torch.no_grad():
             read = self.target(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True)
             guess = self.by_zlab if self.drafter.zlab else self.by_transformers
             return guess(text, read)[:count]
 
     def by_transformers(self, text: list[int], read: Any) -> list[int]:
-        """By `DFlashTokenCandidateGenerator`."""
+        """The guesses of transformers' `DFlashTokenCandidateGenerator`."""
         from transformers import GenerationConfig, MuseGlimmerAssistantModel
         from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
@@ -163,7 +162,7 @@ class Reference:
         return candidates[0, len(text) :].tolist()
 
     def by_zlab(self, text: list[int], read: Any) -> list[int]:
-        """By the layers written out."""
+        """The guesses of z-lab's layers, written out."""
         taps = torch.cat([read.hidden_states[i + 1][0] for i in self.drafter.taps], -1)
         context = self.norm(taps @ self.weights["fc.weight"].T, "hidden_norm")
         block = torch.tensor([text[-1], *[MASK] * (BLOCK - 1)])
@@ -198,5 +197,5 @@ class Reference:
         return mixed @ self.weights[f"{name}o_proj.weight"].T
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm by the weight of that name."""
+        """RMSNorm with the weight of that name."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weights[f"{name}.weight"]

@@ -1,9 +1,9 @@
-"""What a docstring tells beside what its function does: shapes, errors, units, and when there is no result.
+"""Rules for the facts in a docstring besides what the function does: shapes, errors, units, and the None case.
 
 A rule asks for one word, not for a section: a function with an array states a shape (`[rows, width]`, or in words); one
 that raises an error names it, or says what it raises or refuses; a quantity has its unit in its name or in the words;
-of a result that may be None it is said when it is, and of an argument what that means. "As `step`" and "see Device"
-count: that docstring tells it.
+a result that may be None says when it is, and an argument what None means. "As `step`" and "see Device" count: the
+named docstring tells it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 Classes = dict[str, list[ast.ClassDef]]
 
 ARRAYS = {"ndarray", "NDArray", "Tensor"}
-HOLDERS = {"Iterable", "Iterator", "Sequence", "list", "tuple"}  # a dict's arrays differ, and are told by their names
+HOLDERS = {"Iterable", "Iterator", "Sequence", "list", "tuple"}  # arrays of a dict differ; names say which
 SHAPES = re.compile(r"\[[^\]]+\]|\b(shapes?|shaped|scalars?|dimensions?|dimensional|flat|vectors?)\b")
 ELSEWHERE = re.compile(r"\b([Aa]s|[Ss]ee) [`A-Z]")
 
-RAISED = {"IccError", "KeyError", "TypeError", "ValueError"}  # and what derives from them
+RAISED = {"IccError", "KeyError", "TypeError", "ValueError"}  # and classes that derive from them
 RAISES = re.compile(r"\b([Rr]ais(es?|ed)|[Rr]efus(es?|ed|al))\b")
 
 NOTHING = re.compile(r"\bNone\b")
@@ -52,12 +52,12 @@ UNITS = {
 
 
 def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> Iterator[str]:
-    """What the docstring of a function does not tell. text: it, and that of the method it overrides, if there is one.
-    above: the docstring of its class."""
+    """The facts that the docstring of a function lacks. text: the docstring, and that of the method it overrides, if
+    any. above: the docstring of its class."""
     arguments = [*item.args.posonlyargs, *item.args.args, *item.args.kwonlyargs]
     annotations = [item.returns, *(argument.annotation for argument in arguments)]
     elsewhere = ELSEWHERE.search(text) is not None
-    command = "command" in map(name_of, item.decorator_list)  # of the command line: the docstring is its help
+    command = "command" in map(name_of, item.decorator_list)  # a command: the docstring is its help text
     if any(map(_is_array, annotations)) and not (elsewhere or SHAPES.search(text)):
         yield SHAPE
     if not (elsewhere or RAISES.search(text) or command):
@@ -75,7 +75,8 @@ def of_function(item: AnyFunction, text: str, above: str, classes: Classes) -> I
 
 
 def of_fields(item: ast.ClassDef, text: str, lines: Sequence[str]) -> Iterator[str]:
-    """What neither the docstring of a class nor a comment or a text at a field tells. lines: the file's."""
+    """The facts about fields that neither the class's docstring nor a comment or text at the field tells. lines: the
+    file's."""
     for field in item.body:
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
@@ -90,7 +91,7 @@ def of_fields(item: ast.ClassDef, text: str, lines: Sequence[str]) -> Iterator[s
 
 
 def _at(field: ast.AnnAssign, lines: Sequence[str]) -> str:
-    """The comments and texts in the lines of a field."""
+    """The comments and strings in the lines of a field."""
     within = lines[field.lineno - 1 : field.end_lineno]
     comments = [line.partition("  #")[2] for line in within]
     texts = [node.value for node in ast.walk(field) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
@@ -122,7 +123,7 @@ def _may_be_none(annotation: ast.expr | None) -> bool:
 
 
 def _raised(body: Iterable[ast.AST], caught: frozenset[str], classes: Classes) -> Iterator[str]:
-    """The names of the classes that statements raise and do not catch, without those of functions in them."""
+    """The names of the classes that statements raise and do not catch, nested functions left out."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
@@ -139,7 +140,7 @@ def _raised(body: Iterable[ast.AST], caught: frozenset[str], classes: Classes) -
 
 
 def _catches(handler: ast.ExceptHandler) -> set[str]:
-    """The names of what a handler takes and does not raise again; "" for all."""
+    """The names of the exceptions that a handler catches and does not raise again; "" for all."""
     if any(isinstance(node, ast.Raise) and node.exc is None for node in ast.walk(handler)):
         return set()
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
@@ -158,7 +159,7 @@ def ancestry(name: str, classes: Classes) -> set[str]:
 
 
 def name_of(node: ast.expr) -> str:
-    """The last name of `module.Name`, `Name[T]` or `Name()`; "" where there is none."""
+    """The last name of `module.Name`, `Name[T]` or `Name()`; "" for other expressions."""
     match node:
         case ast.Subscript(value=inner) | ast.Call(func=inner):
             return name_of(inner)

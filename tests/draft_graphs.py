@@ -1,4 +1,4 @@
-"""Graphs of models with a layer that guesses, what these guess, and what is said of drafters that do not fit."""
+"""Graphs of models with a draft layer, their guesses, and the messages for drafters that do not fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], Any]
 
 
 def graph_with_layer(model: Path, spec: str) -> Graph:
-    """The graph of a model and its layer, as it is compiled."""
+    """The graph of a model and its draft layer, as it is compiled."""
     source = open_source(model)
     graph = load_graph(source)
     layer = load_draft_layer(SpecChoice.parse(spec), source, graph)
@@ -36,7 +36,8 @@ def graph_with_layer(model: Path, spec: str) -> Graph:
 
 
 def guesses(graph: Graph, text: Sequence[int], count: int) -> tuple[list[int], list[int]]:
-    """The first guess behind each part of a text from its second token on, and a chain behind all of it."""
+    """The first guess after each prefix of a text from its second token on, and a chain of guesses after the whole
+    text."""
     text, hidden = list(text), interpret_outputs(graph, list(text))["tap.hidden"].flatten(1)[:-1]
     first, chain = list[int](), list[int]()
     for _ in range(count):
@@ -51,8 +52,8 @@ def guesses(graph: Graph, text: Sequence[int], count: int) -> tuple[list[int], l
 def said_of(
     name: str, folder: Path, model: Graph, change: Change, changed: Path, insert: Callable[[DraftLayer], Any] = id
 ) -> str:
-    """What a compile says, in one line, of `folder`/drafter once its config.json and tensors are changed, for the model
-    of `folder`/model. name: of the drafter. changed: where it is written. insert: what is done with the layer."""
+    """The one-line message of a compile for `folder`/drafter with its config.json and tensors changed, and the model in
+    `folder`/model. name: the drafter's. changed: where the changed drafter is written. insert: applied to the layer."""
     own = folder / "drafter"
     config, tensors = json.loads((own / "config.json").read_text()), load_file(own / "model.safetensors")
     change(config, tensors)

@@ -19,8 +19,8 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class Drafter:
-    """What a tiny drafter is: `speculators` or SpecForge's layout, its taps as that counts them, its number of layers
-    and of tokens, and the fields of the layout that are true."""
+    """A tiny drafter: its layout (`speculators` or SpecForge's), its taps as the layout counts them, its number of
+    layers and of tokens, and the fields of the layout that are true."""
 
     speculators: bool
     taps: tuple[int, ...] | None = None
@@ -31,7 +31,7 @@ class Drafter:
     own: tuple[str, ...] = ("lm_head",)
 
     def behind(self) -> list[int]:
-        """Behind how many layers of the target the taps lie; the default is what both projects choose of LAYERS."""
+        """The number of target layers before each tap; the default is what both projects choose for LAYERS."""
         return [2, LAYERS // 2, LAYERS - 3] if self.taps is None else [i + (not self.speculators) for i in self.taps]
 
     def norms(self) -> list[str]:
@@ -40,7 +40,7 @@ class Drafter:
         return own + (["input_norm.weight"] if "norm_before_fc" in self.flags else [])
 
 
-# One of each layout as published drafters are, one with what EAGLE-3.1 adds, and one with several layers.
+# One of each layout like published drafters, one with EAGLE-3.1's additions, and one with several layers.
 CASES = {
     "specforge": Drafter(False, vocab=50),
     "specforge-3.1": Drafter(False, (0, 2, 3), vocab=50, flags=("fc_norm", "norm_output"), own=("lm_head",)),
@@ -54,7 +54,7 @@ TEXT = [1, 5, 9, 5, 9, 5, 7, 7, 30, 31, 32, 33, 90, 91, 90, 91, 60]
 
 def target_of(drafter: Drafter, path: Path | None = None) -> Any:
     """transformers' model that a tiny drafter is for, written to `path`. Its layers add little to the embeddings, which
-    are its LM head, too: tokens tend to come again, which drafters that add little guess."""
+    are also its LM head: tokens tend to repeat, and drafters that add little guess this."""
     import transformers as t
 
     sizes = {**GQA, "num_hidden_layers": LAYERS, "tie_word_embeddings": True}
@@ -110,8 +110,8 @@ def config_of(drafter: Drafter, target: Any) -> dict[str, Any]:
 
 
 def save_eagle(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> None:
-    """Write a random drafter for transformers' model `target`. It adds little to what it is given, and its embedding
-    and LM head are about the target's."""
+    """Write a random drafter for transformers' model `target`. It adds little to its inputs, and its embedding and LM
+    head are close to the target's."""
     source, config = torch.Generator().manual_seed(seed), layer_config(drafter, target.config)
     hidden, mlp, wide = config["hidden_size"], config["intermediate_size"], 16 * 4
 
@@ -155,7 +155,8 @@ def save_eagle(drafter: Drafter, target: Any, path: Path, seed: int = 3) -> None
 class Reference:
     """EAGLE-3's forward, as SafeAILab's, SpecForge's and speculators' code has it, in float32: one sequence, no cache.
 
-    target: transformers' model. path: of the drafter."""
+    target: transformers' model. path: of the drafter.
+    """
 
     drafter: Drafter
     target: Any
@@ -172,11 +173,11 @@ class Reference:
             self.head = rows if self.offsets is None else rows[self.tokens(torch.arange(len(self.offsets)))]
 
     def tokens(self, own: torch.Tensor) -> torch.Tensor:
-        """The target's tokens, of the drafter's."""
+        """The target's token ids for the drafter's."""
         return own if self.offsets is None else own + self.offsets[own]
 
     def chain(self, text: Sequence[int], count: int) -> list[int]:
-        """The guesses behind a text: the token after its last, and further ones."""
+        """The `count` guesses after a text: the next token, and those after it."""
         with torch.no_grad():
             states = self.target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
             hidden = self.first(torch.cat([states[n][0, :-1] for n in self.drafter.behind()], -1))
@@ -192,7 +193,7 @@ class Reference:
         return guesses
 
     def first(self, taps: torch.Tensor) -> torch.Tensor:
-        """[T, H] of the joined taps [T, taps * H]."""
+        """The first hidden states [T, H] from the joined taps [T, taps * H]."""
         if "fc_norm" in self.drafter.flags:
             parts = taps.chunk(len(self.drafter.behind()), -1)
             taps = torch.cat([self.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
@@ -201,7 +202,7 @@ class Reference:
         return taps @ self.weights["fc.weight"].T
 
     def step(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden states [T, H] behind the layers, of tokens [T] and the hidden states [T, H] before them."""
+        """The hidden states [T, H] after the layers, from tokens [T] and the hidden states [T, H] before them."""
         embedded = self.norm(self.embedding[tokens], "layers.0.input_layernorm")
         normed = self.norm(hidden, "layers.0.hidden_norm")
         x = normed if "norm_before_residual" in self.drafter.flags else hidden
@@ -230,5 +231,5 @@ class Reference:
         return mixed @ self.weights[f"{name}o_proj.weight"].T
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm by the weight of that name."""
+        """RMSNorm with the weight of that name."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weights[f"{name}.weight"]

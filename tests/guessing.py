@@ -1,4 +1,4 @@
-"""What engines with a layer that guesses are held to, whoever's layer it is."""
+"""Checks for engines with any kind of draft layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMS = [
 
 
 def compiled_once(name: str, model: Path, spec: str, **options: Any) -> Path:
-    """The engine of a checkpoint and a drafter, compiled by one process for all; name: also of the options."""
+    """The engine of a checkpoint and a drafter, compiled once for all processes; name: identifies the options too."""
     shared = Path(os.environ["ICC_COMPILED_ONCE"])
     engine = shared / f"{name}.engine"
     with (shared / f"{name}.lock").open("w") as lock:
@@ -36,21 +36,22 @@ def compiled_once(name: str, model: Path, spec: str, **options: Any) -> Path:
 
 
 def without_guesses(engine: Path) -> list[Any]:
-    """What the prompts give."""
+    """The completions of PROMPTS without a drafter."""
     with load(engine, threads=1, spec="none") as llm:
         return llm.generate(PROMPTS, PARAMS)
 
 
 def always(llm: LLM, name: str) -> LLM:
-    """Guesses at every step, and what fails is not hidden."""
+    """Make the speculator guess at every step, so that failures are not hidden; returns `llm`."""
     assert llm.loop.speculator is not None and llm.loop.speculator.drafter.name == name
     llm.loop.speculator.adaptive = False
     return llm
 
 
 def check_tokens(engine: Path, name: str, plain: list[Any]) -> None:
-    """Several requests at once, twice, so that prompts are found in the cache; also with a cache so small that requests
-    are preempted, with second choices beside the chains: there no executor looks for the first choice alone."""
+    """Check several requests at once, twice, so that prompts are found in the cache; then with a cache so small that
+    requests are preempted, and with second choices beside the chains, for which executors need more than the largest
+    logit."""
     with closing(open_engine(engine)) as opened:
         small = sum(group.block_bytes() for group in opened.program.kv.groups) * 8
     for memory in (None, small):
@@ -67,7 +68,7 @@ def check_tokens(engine: Path, name: str, plain: list[Any]) -> None:
 
 
 def check_ranks(name: str, model: Path, spec: str, plain: list[Any], **options: Any) -> None:
-    """An engine of several ranks with a drafter: the tokens of one rank, and guesses that are right."""
+    """Check an engine of several ranks with a drafter: the tokens of one rank, and some right guesses."""
     ways = "-".join(f"{option}{count}" for option, count in options.items())
     drafter = spec.partition(":")[0]
     with load(compiled_once(f"{name}-{ways}", model, spec, **options), threads=2) as llm:
@@ -77,15 +78,15 @@ def check_ranks(name: str, model: Path, spec: str, plain: list[Any], **options: 
 
 
 def check_adaptive(engine: Path, plain: list[Any]) -> None:
-    """As users have it: with accounts, which decide request by request."""
+    """Check the default: the speculator decides for each request whether guesses pay."""
     with load(engine, threads=1) as llm:
         assert llm.loop.speculator is not None and llm.loop.speculator.adaptive
         assert llm.generate(PROMPTS, PARAMS) == plain
 
 
 def check_chains(engine: Path, name: str, reference: Callable[[list[int], int], list[int]]) -> None:
-    """Each chain against `reference(text, count)`: with prompts in one step and in several, alone and beside others,
-    behind accepted guesses."""
+    """Check each chain against `reference(text, count)`: with prompts in one step and in several, alone and in batches,
+    after accepted guesses."""
     with load(engine, threads=1) as llm:
         drafter, seen = always(llm, name).loop.speculator.drafter, []
         propose, drafter.trees = drafter.propose, False
@@ -105,14 +106,14 @@ def check_chains(engine: Path, name: str, reference: Callable[[list[int], int], 
 
 
 def check_acceptance(engine: Path, name: str, number: int, reference: Callable[[list[int], int], list[int]]) -> None:
-    """As many guesses of a greedy request, the prompt of this number, are accepted as there would be with
-    `reference(text, count)`, 8 at a time at most."""
+    """Check that a greedy request of prompt `number` makes and accepts as many guesses as with `reference(text,
+    count)`, at most 8 at a time."""
     prompt, params = PROMPTS[number], PARAMS[number]
     with load(engine, threads=1) as llm:
         [found] = always(llm, name).generate([prompt], [params])
         assert llm.loop.speculator is not None, "it failed"
         counts = llm.loop.speculator.counts
-    tokens, done, expected = list(found.token_ids), 1, [0, 0]  # guesses, and those that are right
+    tokens, done, expected = list(found.token_ids), 1, [0, 0]  # guesses, right guesses
     while (room := len(tokens) - done - 1) > 0:
         guesses = reference([*prompt, *tokens[:done]], min(room, 8))
         right = next((i for i, guess in enumerate(guesses) if guess != tokens[done + i]), len(guesses))

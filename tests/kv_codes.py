@@ -1,16 +1,17 @@
-"""What a KV cache holds of vectors, in numpy: codes, what multiplies them, and the values that they stand for."""
+"""Vectors in a KV cache, in numpy: their codes, their scales and the values that they represent."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-PACKED = {"i4": 2, "i2": 4}  # codes in a byte
-UNIT = 256.0  # kernels read 2^-8 of 8-bit floats, and the scale makes up for it
+PACKED = {"i4": 2, "i2": 4}  # codes per byte
+UNIT = 256.0  # kernels read 8-bit floats as 2^-8 of their values; scales contain the inverse
 
 
 def hadamard(n: int) -> np.ndarray:
-    """Orthonormal, float64 [n, n]: of every 64, and of the powers of two that the rest is a sum of."""
+    """An orthonormal block-diagonal matrix, float64 [n, n]: blocks of 64, then of the powers of two that the rest is
+    the sum of."""
     found, at, size = np.zeros((n, n)), 0, 64
     while at < n:
         while size > n - at:
@@ -22,8 +23,8 @@ def hadamard(n: int) -> np.ndarray:
 
 
 def encode(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors [..., dim] as bytes [..., width] (int8 for i8), and what goes with each: float32 scales [..., 1], or of
-    packed codes float16 scales and centres [..., 2]."""
+    """Vectors [..., dim] as bytes [..., width] (int8 for i8), and the scales of each: float32 [..., 1], or for packed
+    codes float16 scales and centres [..., 2]."""
     x = x.astype(np.float64)
     peak = np.abs(x).max(-1, keepdims=True)
     if dtype == "i8":

@@ -1,4 +1,4 @@
-"""Cache policies that the product does not have: what a group of another kind would bring with it."""
+"""Cache policies that icc does not have, which show what a new kind of group must define."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sinks:
-    """The first tokens and a window of the last, as StreamingLLM keeps them (Xiao et al. 2023)."""
+    """Keeps the first tokens and a window of the last ones, like StreamingLLM (Xiao et al. 2023)."""
 
     sinks: int
     size: int
@@ -26,7 +26,7 @@ class Sinks:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A token sees those of its own chunk, as in Llama 4's local layers: all is given back when a chunk ends."""
+    """A token attends to its own chunk only, as in Llama 4's local layers; all blocks are freed when a chunk ends."""
 
     size: int
 

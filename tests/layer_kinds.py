@@ -9,7 +9,7 @@ import transformers
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 NAMES = ["llama-one_layer", "smollm3-some_rotary"]
-# large traces of what one of those has too: layers of several kinds
+# larger traces, also with layers of several kinds
 LARGE = """
     llama gemma3-uneven qwen3_moe-mlp_only gpt_neo-masks_in_buffers gpt2-own_scales bloom-alibi gemma2-alternating
     gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt
@@ -17,7 +17,7 @@ LARGE = """
 
 
 def configs(tiny: ModuleType) -> dict[str, tuple[Any, int]]:
-    """Configurations, and how many of their layers need no trace."""
+    """Configurations by name, and how many of their layers need no trace."""
     t = transformers
     gqa = {k: v for k, v in tiny.GQA.items() if k != "num_hidden_layers"}
     window = {**gqa, "head_dim": 16, "sliding_window": 8}

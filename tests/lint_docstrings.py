@@ -1,12 +1,12 @@
-"""Docstrings: every public class and function has one, and it tells what a caller must know.
+"""Docstrings: every public class and function has one, and it has the facts that a caller needs.
 
     python tests/lint_docstrings.py                  a line per fault, exit 1 if there are any
-    python tests/lint_docstrings.py FOLDER ..        those of these folders
-    python tests/lint_docstrings.py --count          how many there are by each rule in each package
+    python tests/lint_docstrings.py FOLDER ..        the faults in these folders
+    python tests/lint_docstrings.py --count          the number of faults by rule and package
 
-None opens with a word that needs the sentence before it; docstring_rules.py has the other rules. A method
-without a docstring says what the method of its base says: one that a base below ROOMS has needs none. Bases are found
-by their names; of a class with a base from elsewhere no method is asked for one.
+None opens with a word that needs the sentence before it; docstring_rules.py has the other rules. A method without a
+docstring inherits that of its base's method, and needs none if a base below ROOMS has the method. Bases are found by
+their names; methods of a class with a base from elsewhere need none.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("compiler", "passes", "runtime")
 OPENING = re.compile(r"(Of|So|Those|The same)\b")
 MISSING, OPENS = "there is no docstring", "the docstring opens with a word that needs another sentence"
-Fault = tuple[str, str]  # what is wrong, and of which name
+Fault = tuple[str, str]  # message, name
 NO_CODE = {"ABC", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEnum", "Struct", "TypedDict"}
 
 
 def classes_of(trees: Iterable[ast.Module]) -> Classes:
     """All classes in the trees, by their names; several files may have one of a name. A function that returns an error
-    counts as a class that derives from it, so that `raise refused(..)` is understood; not one that returns several."""
+    counts as a class that derives from it, so that `raise refused(..)` is understood; a function that returns
+    IccError may return several, and does not count."""
     found: Classes = {}
     for tree in trees:
         for node in ast.walk(tree):
@@ -58,7 +59,7 @@ def _inside(
     classes: Classes,
     lines: Sequence[str],
 ) -> Iterator[Fault]:
-    """told: functions that need no docstring, with that of the base; None: none does."""
+    """told: functions that need no docstring, with their base's docstring; None: no function needs one."""
     above = ast.get_docstring(node) or "" if isinstance(node, ast.ClassDef) else ""
     for item in node.body:
         if isinstance(item, ast.ClassDef):
@@ -79,7 +80,7 @@ def _inside(
 
 
 def _inherited(item: ast.ClassDef, classes: Classes, seen: set[str]) -> dict[str, str] | None:
-    """The names that the bases of a class define, but for those in `seen`, and their docstrings; None if a base is from
+    """The names that the bases of a class define, except bases in `seen`, and their docstrings; None if a base is from
     elsewhere."""
     names: dict[str, str] = {}
     for base in item.bases:
@@ -121,7 +122,7 @@ def _is_stub(item: AnyFunction) -> bool:
 
 
 def found(root: Path, folders: Iterable[str] = ()) -> Iterator[tuple[Path, str, str]]:
-    """Every fault below `root`: the file, the name, and what is wrong; of `folders` alone, if there are any."""
+    """Every fault below `root` as file, name and message; only those in `folders`, if any are given."""
     paths = sorted([*root.glob("*.py"), *(path for room in ROOMS for path in (root / room).rglob("*.py"))])
     texts = {path.relative_to(root): path.read_text() for path in paths}
     trees = {path: ast.parse(text) for path, text in texts.items()}
@@ -133,14 +134,14 @@ def found(root: Path, folders: Iterable[str] = ()) -> Iterator[tuple[Path, str, 
 
 
 def main(root: Path, folders: Iterable[str] = ()) -> int:
-    """Print the faults below `root`; the exit code."""
+    """Print the faults below `root`; returns the exit code, 1 if there are any."""
     faulty = [f"{path}: {name}: {fault}" for path, name, fault in found(root, folders)]
     print(*faulty, sep="\n", end="\n" if faulty else "")
     return 1 if faulty else 0
 
 
 def count(root: Path) -> None:
-    """Print how many faults there are by each rule in each package."""
+    """Print the number of faults by rule and package."""
     kinds = (MISSING, OPENS, rules.SHAPE, rules.ERROR, rules.UNIT, rules.NONE, rules.ARGUMENT)
     counts = Counter(
         ("/".join(path.parts[:2]), next(kind for kind in kinds if fault.startswith(kind)))

@@ -1,9 +1,9 @@
-"""pyright over what pyproject.toml includes, and whether it has looked at all of that.
+"""Runs pyright over the files that pyproject.toml includes, and checks that it analyzed all of them.
 
-    python tests/lint_types.py         its errors, a line each; exit 1 if there are any, or if it has left files out
+    python tests/lint_types.py         its errors, a line each; exit 1 if there are any, or if it left files out
 
-pyright ends well where it finds no files: an included folder that is not there is only mentioned, and a strict one that
-is not there is not even that.
+pyright succeeds if it finds no files: it only mentions a missing folder of `include`, and not even that for one of
+`strict`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 
 def left_out(root: Path, section: dict[str, Any], analyzed: int) -> Iterator[str]:
-    """What pyright cannot have looked at below `root`. section: [tool.pyright]; analyzed: how many files it has."""
+    """The paths below `root` that pyright cannot have analyzed. section: [tool.pyright]; analyzed: how many files it
+    analyzed."""
     for option in ("include", "strict"):
         yield from (f"{option}: there is no {name}" for name in section.get(option, ()) if not (root / name).exists())
     included = [root / name for name in section["include"]]
@@ -34,7 +35,7 @@ def described(found: dict[str, Any]) -> str:
 
 
 def main(root: Path) -> int:
-    """Run pyright in `root` and print what is wrong; the exit code."""
+    """Run pyright in `root` and print its errors; returns the exit code."""
     section = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pyright"]
     command = [sys.executable, "-m", "pyright", "--project", str(root), "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with a layer that predicts the token after the next one, as published checkpoints name it."""
+"""Tiny checkpoints with a layer that predicts the token after the next one, named as in published checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny
 
-# name of a weight behind the layer's prefix, by ours: as DeepSeek V3 and GLM write it, and as Qwen3-Next and Qwen3.5 do
+# names of weights after the layer's prefix, by icc's: those of DeepSeek V3 and GLM; those of Qwen3-Next and Qwen3.5
 BEHIND = {"norm": "shared_head.norm.weight", "enorm": "enorm.weight", "hnorm": "hnorm.weight", "eh": "eh_proj.weight"}
 OF_ITS_OWN = {
     "norm": "norm.weight",
@@ -22,7 +22,7 @@ OF_ITS_OWN = {
 
 
 def single(config: Any) -> Any:
-    """The configuration of a model of one layer that is built as the extra one is."""
+    """The configuration of a one-layer model whose layer is like the extra one."""
     text = deepcopy(config)
     for name, value in {
         "layer_types": ["full_attention"],
@@ -35,11 +35,11 @@ def single(config: Any) -> Any:
     return text
 
 
-LAYOUTS = ("glm4_moe", "qwen3_5", "qwen3_5_moe")  # of `layouts`
+LAYOUTS = ("glm4_moe", "qwen3_5", "qwen3_5_moe")  # keys of `layouts`
 
 
 class WithLayer(NamedTuple):
-    """A checkpoint with the layer, transformers' model of it, and a model of one layer that is it, with its norm."""
+    """A checkpoint with the layer, transformers' model of it, and a one-layer model of the extra layer and its norm."""
 
     checkpoint: Path
     oracle: Any
@@ -47,7 +47,7 @@ class WithLayer(NamedTuple):
 
 
 def layouts() -> dict[str, Any]:
-    """Configurations with the layer patterns that are published, of tiny widths: GLM 4.5, Qwen3.5 dense and with
+    """Configurations by name, with published layer patterns and tiny widths: GLM 4.5, Qwen3.5 dense and with
     experts."""
     import transformers as t
 
@@ -76,9 +76,10 @@ def layouts() -> dict[str, Any]:
 
 
 def save_with_mtp(config: Any, path: Path, own: bool = False) -> WithLayer:
-    """Write a random checkpoint with such a layer, `own` under `mtp.`, else behind the last layer.
+    """Write a random checkpoint with such a layer: under `mtp.` if `own`, else after the last layer.
 
-    Layers add little to the embeddings, and the extra one passes these on: then more of its guesses are right."""
+    Layers add little to the embeddings, and the extra one passes these on, so that more of its guesses are right.
+    """
     oracle, layer = save_tiny(config, path), save_tiny(single(config), path.with_name(path.name + ".mtp"), seed=1)
     for model, folder in ((oracle, path), (layer, path.with_name(path.name + ".mtp"))):
         for name, parameter in model.named_parameters():
@@ -92,7 +93,7 @@ def save_with_mtp(config: Any, path: Path, own: bool = False) -> WithLayer:
     source = torch.Generator().manual_seed(2)
     added = {n.replace("model.layers.0.", blocks): w for n, w in stored.items() if n.startswith("model.layers.0.")}
     added[prefix + names["norm"]] = stored["model.norm.weight"]
-    shift = float(stored["model.norm.weight"].mean() > 0.5)  # norms that multiply by 1 + weight lie around 0
+    shift = float(stored["model.norm.weight"].mean() > 0.5)  # 0 for norms that multiply by 1 + weight
     for part in ("enorm", "hnorm"):
         added[prefix + names[part]] = shift + 0.1 * torch.randn(hidden, generator=source)
     noise = torch.randn(hidden, 2 * hidden, generator=source)
@@ -103,7 +104,7 @@ def save_with_mtp(config: Any, path: Path, own: bool = False) -> WithLayer:
 
 
 def reference(pair: WithLayer, text: Sequence[int], count: int) -> list[int]:
-    """The chain behind a text, from the model's hidden states of all of it, in float32."""
+    """The chain of `count` guesses after a text, from the model's hidden states of the whole text, in float32."""
     stored = load_file(pair.checkpoint / "model.safetensors")
     names = {
         "enorm": ("enorm.weight", "pre_fc_norm_embedding.weight"),

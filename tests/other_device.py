@@ -1,5 +1,5 @@
-"""A device beside the CPU that is none: its tensors are wrappers that say "meta" and compute on the CPU, and whatever
-mixes them with tensors of the CPU fails as it does on a GPU."""
+"""A fake device beside the CPU: its tensors are wrappers that claim to be on "meta" and compute on the CPU, and code
+that mixes them with CPU tensors fails as it does on a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOVES = {"_to_copy", "_local_scalar_dense", "copy_", "equal"}
 
 
 class There(Tensor):
-    """A tensor on that device."""
+    """A tensor on the fake device."""
 
     here: Tensor
 
@@ -59,7 +59,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class _Mode(TorchDispatchMode):
-    """Also what is created there from nothing. ran: the names of what was computed there."""
+    """Wraps tensors that are created on the device. ran: the names of the ops that ran there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,6 +73,6 @@ class _Mode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def other_device() -> Iterator[list[str]]:
-    """Inside, `meta` is that device; gives the names of what ran there."""
+    """Inside the block, `meta` is the fake device; yields a list of the names of ops that ran there."""
     with _Mode() as mode:
         yield mode.ran

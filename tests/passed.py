@@ -1,6 +1,6 @@
-"""A run of tests that goes on where another one stopped: ICC_PASSED is a file of the ids that passed, a line each.
+"""Continues a stopped run of tests: ICC_PASSED names a file with the ids that passed, one per line.
 
-They are left out, and what passes now is added when it has ended, with its fixtures; see soak.py.
+These tests are left out, and each test that passes is added once its fixtures have ended; see soak.py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-_FILE = os.environ.pop("ICC_PASSED", None)  # of this run, and not of pytest runs that tests start
+_FILE = os.environ.pop("ICC_PASSED", None)  # for this run only, not for runs that tests start
 _failed: set[str] = set()
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take from `items` what has passed before."""
+    """Remove from `items` the tests that have passed before."""
     if _FILE is None:
         return
     before = set(Path(_FILE).read_text().splitlines())
@@ -24,7 +24,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def note(report: pytest.TestReport) -> None:
-    """Write down a test that has ended well; one that was skipped has, too."""
+    """Record a test that has passed or was skipped."""
     if _FILE is None:
         return
     if report.failed:

@@ -1,4 +1,4 @@
-"""Drafters that know what comes, for tests of how trees of guesses are verified and moved."""
+"""Drafters that know the right tokens, for tests of verifying trees of guesses and moving their KV."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 
 
 class PlantedDrafter(Drafter):
-    """Behind every token the same shape of tree: `tree` makes it of a wrong token and the two that come next.
+    """Guesses the same shape of tree after every token: `tree` builds it from a wrong token and the next two right
+    ones.
 
-    truth: the tokens behind each prompt; tokens behind their end are 5.
+    truth: the tokens after each prompt; after their end, tokens are 5.
     """
 
     name, first_rate = "planted", 0.5
@@ -32,7 +33,7 @@ class PlantedDrafter(Drafter):
 
 
 class TreeDrafter(Drafter):
-    """Trees of guesses, of which about `right` are what comes next, by what `truth` says of a request."""
+    """Random trees of guesses. truth: gives the tokens of a request; right: the share of guesses that follow it."""
 
     name, first_rate = "trees", 0.5
 

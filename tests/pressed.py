@@ -1,11 +1,12 @@
-"""Whole engines under pressure: `python pressed.py ENGINE [FIRST_SEED] [RUNS]` draws what happens, and checks it all.
+"""Whole engines under pressure: `python pressed.py ENGINE [FIRST_SEED] [RUNS]` runs random workloads and checks all
+results.
 
 A run has pools of a drawn size, down to what one sequence needs, host memory or none, a drafter or none, and steps of a
-drawn size. Requests come, among them continuations and beginnings of others, with several completions, sampled or
-greedy, or scored; any of them is aborted or preempted at any moment. Every block that nobody has is filled with what is
-no number before each step. What must hold: every answer has the tokens, and the bits of their log-probabilities, that
-its prompt has alone in a cold engine with room for all; the scheduler's invariants after every step; and nothing is
-left when all have ended.
+drawn size. Requests arrive, some of them continuations or prefixes of others, with several completions, sampled or
+greedy, or scored; any request may be aborted or preempted at any moment. Every free block is filled with NaN before
+each step. Checks: every answer has the tokens, and bit-equal log-probabilities, that its prompt has alone in a cold
+engine with enough memory; the scheduler's invariants hold after every step; and nothing is left when all requests have
+ended.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from msgspec.structs import replace
 from planted_drafter import TreeDrafter
 from swapping_cpu import SwappingCpu
 
-MOST = 36  # tokens of an answer
-REQUESTS = 24  # of a run
+MOST = 36  # tokens per answer
+REQUESTS = 24  # per run
 
 
 class Cold:
-    """What each prompt gives alone: every answer in an empty cache, asked for once."""
+    """The answers and scores of each prompt alone, with an empty cache, each computed once."""
 
     def __init__(self, engine: Path, threads: int = 1) -> None:
         self.llm = icc.load(engine, threads=threads, spec="none")
@@ -65,13 +66,13 @@ class Cold:
 
 
 def tree_of(ranks: int, batch: int) -> DraftTree:
-    """Two guesses of the first head, and one each of two more behind the first: the compiler expects that heads of
-    random weights lose, and chooses a tree without guesses."""
+    """A tree of two guesses of the first head, and one each of the next two: for heads with random weights the compiler
+    would choose a tree without guesses."""
     return DraftTree(batch, [-1, -1, 0, 2], [1, 1, 2, 3], [0, 1, ranks, 2 * ranks], [1, 2, 5, 13], [0.5] * 4, 2.0, 2.0)
 
 
 class Run:
-    """One run; `seen` counts what happened."""
+    """One run; `seen` counts its events by kind."""
 
     def __init__(self, cold: Cold, path: Path, seed: int) -> None:
         self.cold, self.draw, self.seen = cold, random.Random(seed), Counter[str]()
@@ -103,11 +104,11 @@ class Run:
         self.vocab = range(3, min(engine.manifest.model.vocab_size, 100))
         self.longest = limits.max_seq_len
         self.live: list[Any] = []
-        self.rows: dict[int, list[np.ndarray]] = {}  # of requests that are scored
+        self.rows: dict[int, list[np.ndarray]] = {}  # logits of scored requests
         self.texts = [self.text(draw.randint(1, self.longest // 2)) for _ in range(3)]
 
     def text(self, length: int) -> list[int]:
-        """Tokens at random, or a few of them again and again, of which n-grams make much."""
+        """Random tokens, or a few repeated ones, which n-grams guess well."""
         if self.draw.random() < 0.5:
             return [self.draw.choice(self.vocab) for _ in range(length)]
         few = [self.draw.choice(self.vocab) for _ in range(5)]
@@ -172,7 +173,7 @@ class Run:
             self.check(request)
 
     def check(self, request: Any) -> None:
-        """It gave what its prompt gives alone, as far as it came."""
+        """Check that a request's output is what its prompt gives alone, up to where it ended."""
         self.seen[request.finish_reason] += 1
         self.seen["cached"] += request.num_cached_tokens or 0
         assert request.fault is None and request.finish_reason != "error", request.fault
@@ -190,7 +191,7 @@ class Run:
             assert expected.finish_reason == "stop" and count == len(expected.token_ids)
         if request.finish_reason == "length":
             assert count == min(request.params.max_tokens, self.longest - len(request.prompt))
-        if self.draw.random() < 0.4:  # a next turn of this conversation may come
+        if self.draw.random() < 0.4:  # later requests may continue this conversation
             self.texts[self.draw.randrange(3)] = [*request.prompt, *request.token_ids][: self.longest - 20]
 
     def expected(self, request: Generation) -> Generation:
@@ -227,7 +228,8 @@ class Run:
 
 
 def press(engine: Path, first_seed: int, runs: int) -> Counter[str]:
-    """So many runs; what happened in them, in all. N-grams are of one token: random weights repeat no three."""
+    """Perform `runs` runs; returns the total counts of events. N-grams have one token, because random weights repeat no
+    three."""
     cold, seen = Cold(engine), Counter[str]()
     with cold.llm, mock.patch.object(ngram, "GRAM", 1):
         for seed in range(first_seed, first_seed + runs):

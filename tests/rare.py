@@ -1,16 +1,16 @@
-"""Which tests `make test` leaves to others, so that it takes minutes: rare.txt, with a part and a test id per line.
+"""The rare tests, which `make test` leaves out so that it takes minutes: rare.txt has a part and a test id per line.
 
-    python tests/rare.py FOLDER [FOLDER ...] [--seconds 660]    write rare.txt by what runs took, see cpu_seconds.py
+    python tests/rare.py FOLDER [FOLDER ...] [--seconds 660]    write rare.txt by times of runs, see cpu_seconds.py
 
-Every test file keeps the cheapest of its tests that do real work, which is to take 0.2 s or more; where that takes more
-than 8 s or is not there, the dearest of those that take less.
-Others join them, the cheapest first, until they take about so many seconds of CPU time; the rest are rare, whole
-functions too. A further case of a function counts as twice as dear. What a shared fixture takes is counted once, for
-the first test that brings it. What a later folder says of a test or of a fixture holds instead.
-A rare test that was not run stays rare, and in its part: the folder of one `make test` is enough to make that shorter.
+Every test file keeps its cheapest test that does real work, which means 0.2 s or more; if that takes more than 8 s or
+does not exist, the most expensive of the tests below 0.2 s. Other tests are added, the cheapest first, until all take
+about --seconds of CPU time; the rest are rare, also whole functions. A further case of a function counts as twice as
+expensive. A shared fixture is counted once, for the first test that needs it. Times in a later folder replace those of
+the same test or fixture. A rare test that was not run stays rare, in its part: the folder of one `make test` is enough
+to shorten it.
 
-`make soak` runs all. `.ci/run` runs an eighth of the rare ones, another one each day (ICC_RARE=0/8 .. 7/8, or `all`).
-The rare tests of a file are in one of these parts, with their fixtures; parts take about equally long. A test that is
+`make soak` runs all. `.ci/run` runs an eighth of the rare tests, a different eighth each day (ICC_RARE=0/8 .. 7/8, or
+`all`). All rare tests of a file are in one part, with their fixtures; parts take about equally long. A test that is
 named by its id always runs.
 """
 
@@ -29,16 +29,16 @@ import pytest
 LIST = Path(__file__).with_name("rare.txt")
 PARTS = 8
 REAL_WORK, AFFORDABLE = 0.2, 8.0  # seconds
-STALE = pytest.StashKey[list[str]]()  # of a run's config: what `stale` found
+STALE = pytest.StashKey[list[str]]()  # key in a run's config: the result of `stale`
 
 
 def parts() -> dict[str, int]:
-    """Rare tests and the part of each, by rare.txt."""
+    """The rare tests of rare.txt, and the part of each."""
     return {name: int(part) for part, _, name in (line.partition(" ") for line in LIST.read_text().splitlines())}
 
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of these, what does not run now. Raises pytest.UsageError if ICC_RARE is not one of the above."""
+    """The items that do not run now. Raises pytest.UsageError if ICC_RARE is not one of the above."""
     asked = os.environ.get("ICC_RARE", "")
     if asked not in ("", "all", *(f"{number}/{PARTS}" for number in range(PARTS))):
         raise pytest.UsageError(f"ICC_RARE={asked}: give 0/{PARTS} to {PARTS - 1}/{PARTS}, or all")
@@ -49,7 +49,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
 
 
 def stale(collected: Iterable[str], root: Path) -> list[str]:
-    """Rare ids that name no test: of files that are not below `root`, and of files of which others were collected."""
+    """Rare ids that name no test: their file is not below `root`, or only other tests of it were collected."""
     found = set(collected)
     files = {name.partition("::")[0] for name in found}
     rare = ((name, name.partition("::")[0]) for name in parts() if name not in found)
@@ -58,14 +58,15 @@ def stale(collected: Iterable[str], root: Path) -> list[str]:
 
 @dataclass
 class Taken:
-    """Seconds of CPU time that tests took without their shared fixtures, those fixtures, and what each of them took."""
+    """CPU seconds of tests without their shared fixtures, the fixtures of each test, and CPU seconds of each
+    fixture."""
 
     tests: dict[str, float] = field(default_factory=dict)
     fixtures: dict[str, frozenset[str]] = field(default_factory=dict)
     shared: dict[str, float] = field(default_factory=dict)
 
     def read(self, folder: Path) -> None:
-        """Add what cpu_seconds.py wrote of a run; it holds instead of what was known of the same tests."""
+        """Add the times that cpu_seconds.py wrote in a run; they replace earlier times of the same tests."""
         tests: dict[str, float] = defaultdict(float)
         for line in (line for file in sorted(folder.glob("*.tsv")) for line in file.read_text().splitlines()):
             name, phase, seconds, *fixtures = line.split("\t")
@@ -78,14 +79,14 @@ class Taken:
         self.tests |= tests
 
     def added(self, names: Iterable[str], paid: set[str]) -> float:
-        """Seconds that these tests take, each of their fixtures once, where those of `paid` are there."""
+        """CPU seconds of these tests, with each of their fixtures once, except those in `paid`."""
         names = list(names)
         fixtures = set[str]().union(*(self.fixtures.get(name, ()) for name in names)) - paid
         return sum(self.tests[name] for name in names) + sum(self.shared.get(name, 0.0) for name in fixtures)
 
 
 def _by(names: Iterable[str], separator: str) -> dict[str, list[str]]:
-    """Test ids by what stands before the first such separator: `::` of the file, `[` of the case."""
+    """Test ids by their part before the first separator: `::` groups by file, `[` by function."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         found[name.partition(separator)[0]].append(name)
@@ -93,7 +94,7 @@ def _by(names: Iterable[str], separator: str) -> dict[str, list[str]]:
 
 
 class _Choice:
-    """Tests that are kept, one after the other, and what they take together."""
+    """The tests that are kept, in order of their choice, and their total cost."""
 
     def __init__(self, taken: Taken) -> None:
         self.taken, self.kept, self.seconds = taken, set[str](), 0.0
@@ -104,15 +105,15 @@ class _Choice:
                 self.users[fixture].append(name)
 
     def costs(self, name: str) -> float:
-        """Seconds that the test adds to those that are kept."""
+        """CPU seconds that the test adds to the kept ones."""
         return self.taken.added([name], self.paid)
 
     def price(self, name: str) -> tuple[float, str]:
-        """What the cheapest has least of."""
+        """The sort key of tests, smallest for the cheapest."""
         return self.costs(name) * (1 + (name.partition("[")[0] in self.functions)), name
 
     def keep(self, name: str) -> list[str]:
-        """Keep it; the tests that cost less now."""
+        """Keep a test; returns the tests whose cost has fallen."""
         self.seconds += self.costs(name)
         self.kept.add(name)
         self.functions.add(name.partition("[")[0])
@@ -122,8 +123,8 @@ class _Choice:
 
 
 def chosen(taken: Taken, most: float) -> dict[str, int]:
-    """The rare ones of these tests and the part of each, so that the others take at most `most` seconds if the one
-    of each file that does real work allows it."""
+    """The rare tests and the part of each, chosen so that the others take at most `most` seconds, if the tests kept for
+    each file allow it."""
     choice = _Choice(taken)
     for tests in _by(taken.tests, "::").values():
         real = [name for name in tests if choice.costs(name) >= REAL_WORK]
@@ -138,7 +139,7 @@ def chosen(taken: Taken, most: float) -> dict[str, int]:
         now = choice.price(name)
         if name in choice.kept:
             continue
-        if now[0] > known:  # another case of its function was kept meanwhile
+        if now[0] > known:  # another case of its function has been kept
             heapq.heappush(heap, now)
         elif choice.seconds + choice.costs(name) <= most:
             for other in choice.keep(name):
@@ -149,7 +150,8 @@ def chosen(taken: Taken, most: float) -> dict[str, int]:
 
 
 def _dealt(choice: _Choice) -> dict[str, int]:
-    """The part of each test that is not kept: the dearest file goes to the part that takes least so far."""
+    """The part of each test that is not kept: files, the most expensive first, go to the part with the least time so
+    far."""
     taken = choice.taken
     files = _by(sorted(taken.tests.keys() - choice.kept), "::").values()
     dear_first = sorted(((taken.added(names, choice.paid), names) for names in files), reverse=True)

@@ -1,6 +1,6 @@
-"""A device that runs scheduled batches on shadow memory: what each slot of each KV group holds, and for whom.
+"""A device that runs scheduled batches on shadow memory: the content of each slot of each KV group, and its owner.
 
-Its model is `following`: what comes after some tokens.
+Its model is `following`, which gives the token after some tokens.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
 Tokens = tuple[int, ...]
-ALPHABET = 2  # so few tokens that prefixes collide all the time
+ALPHABET = 2  # so few tokens that prefixes often collide
 
 
 def following(tokens: tuple[int, ...]) -> int:
-    """The model: what comes after these tokens."""
+    """The model: the token that comes after these tokens."""
     return (sum(tokens) + len(tokens) // 3) % ALPHABET
 
 
 class Memory:
-    """Shadow memory of one group: each slot carries the salt and the whole prefix that its KV stands for."""
+    """Shadow memory of one group: each slot holds the salt and the whole prefix that its KV represents."""
 
     def __init__(self, group: Group, config: GroupConfig) -> None:
         self.group, self.size, self.host_blocks = group, config.block_size, config.host_blocks
         self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
-        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # what each host slot holds, by offset
-        self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
+        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # content of each host slot by offset
+        self.spoilt: set[int] = set()  # blocks that only a failed request had
 
     def upkeep(self, upkeep: Upkeep) -> None:
         for block in upkeep.zeros:
@@ -52,7 +52,7 @@ class Memory:
                 if (held := self.slots.get(source * self.size + offset)) is not None:
                     self.slots[target * self.size + offset] = held
         for slot, block in upkeep.swap_ins:
-            assert self.group.pool.references(block) <= 1, "a shared block is written"  # 0 where its request has ended
+            assert self.group.pool.references(block) <= 1, "a shared block is written"  # 0 if its request has ended
             for offset, held in enumerate(self.host.pop(slot)):
                 self.slots[block * self.size + offset] = held if held is not None else (b"never written", ())
 
@@ -65,30 +65,30 @@ class Memory:
         self.slots[slot_of(table, place, self.size)] = content
 
     def check_read(self, table: tuple[int, ...], start: int, salt: bytes, tokens: tuple[int, ...]) -> None:
-        """What the token at `start` and those behind it read is there."""
+        """Assert that the keys and values that the tokens from `start` on read are present."""
         kept = itertools.chain.from_iterable(self.group.policy.kept(start))
         for place in [*kept, *range(start, len(tokens))]:
             assert table[place // self.size] != NO_BLOCK, "a block is gone that is read"
             assert self.slots[slot_of(table, place, self.size)] == (salt, tokens[: place + 1]), "wrong KV"
 
     def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
-        """A step of a sequence; prefixes: what the sequence is with each of its tokens."""
+        """Run a step of a sequence. prefixes: the prefix that ends with each of its tokens."""
         for place, prefix in enumerate(prefixes, start=sequence.start):
             self.write(table, place, (salt, prefix))
         self.check_read(table, sequence.start, salt, prefixes[sequence.num_known - 1])
 
     def spoil(self, table: tuple[int, ...], place: int) -> None:
-        """What is written for a request that has ended."""
+        """Overwrite a slot, as a step does for a request that has ended."""
         assert self.group.pool.references(table[place // self.size]) == 0, "a block of another request is written"
         self.slots[slot_of(table, place, self.size)] = (b"spoilt", ())
 
 
 class States(Memory):
-    """Shadow memory of a group of states: each block carries the salt and the prefix behind which it is the state."""
+    """Shadow memory of a group of states: each block holds the salt and the prefix after which it is the state."""
 
     def __init__(self, group: Group, config: GroupConfig) -> None:
         super().__init__(group, config)
-        self.tokens, self.size = self.size, 1  # of a block, and of the memory's slots
+        self.tokens, self.size = self.size, 1  # per block, and per slot of the memory
 
     def upkeep(self, upkeep: Upkeep) -> None:
         super().upkeep(upkeep._replace(moves=()))
@@ -116,14 +116,14 @@ class Device:
         self.memories = [(States if of.holds_states else Memory)(group, of) for group, of in pairs]
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.beams: dict[int, dict[int, Tokens]] = {}  # request -> all tokens of each of its beams
-        self.looked_at: dict[int, set[int]] = {}  # request -> the beams whose logits have come
+        self.looked_at: dict[int, set[int]] = {}  # request -> the beams whose logits have arrived
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
         self.last = ScheduledBatch(())
         self.computed = 0  # tokens
-        self.seen: Counter[str] = Counter()  # steps by what is done before them
-        self.copied: Counter[str] = Counter()  # blocks for beams, and what else their steps did
-        self.ahead: Counter[str] = Counter()  # what ran in steps that were scheduled before the one before was known
+        self.seen: Counter[str] = Counter()  # steps by the upkeep before them
+        self.copied: Counter[str] = Counter()  # blocks for beams, and other events in their steps
+        self.ahead: Counter[str] = Counter()  # what ran in steps scheduled before the previous one was known
 
     def add(self, spec: RequestSpec) -> None:
         self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
@@ -139,7 +139,7 @@ class Device:
         assert batch.num_logit_rows <= config.max_logit_rows
         assert len(batch.sequences) <= config.max_batch_size
         assert len({(sequence.request_id, sequence.beam) for sequence in batch.sequences}) == len(batch.sequences)
-        if not batch.sequences:  # not run: what is due before it stays due
+        if not batch.sequences:  # not run: the upkeep before it is still due
             return []
         for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
             assert len(upkeep.moves) == batch.num_moves
@@ -151,7 +151,7 @@ class Device:
             self.seen[" ".join(name for name, due in what.items() if due)] += 1
         outcomes = []
         for sequence in batch.sequences:
-            if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
+            if sequence.request_id not in self.tokens:  # it ended after this step was scheduled
                 self._spoil(sequence)
                 self.ahead["in vain"] += 1
                 continue
@@ -190,15 +190,15 @@ class Device:
                 self.ahead[f"{kind} behind {'chunks' if len(last.token_ids) > 1 else 'tokens'}"] += 1
 
     def zeroed(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """The first step that is scheduled after a request failed zeroes what it leaves."""
+        """Check that the first step scheduled after a request failed zeroes the blocks that it left."""
         for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
             assert memory.spoilt <= set(upkeep.zeros), "blocks of a request that failed are not zeroed"
             memory.spoilt = set() if batch.sequences else memory.spoilt
         return batch
 
     def spoil(self, request_id: int) -> None:
-        """The blocks that only this request has must be zeroed."""
-        # the tables of its last step may have been given back since
+        """Record that the blocks of this request alone must be zeroed."""
+        # the blocks of its last step may have been freed since
         request = self.scheduler.queues.requests[request_id]
         members = [request] if request.beams is None else request.beams.members.values()
         for number, memory in enumerate(self.memories):
@@ -206,7 +206,7 @@ class Device:
             memory.spoilt |= {b for b, count in held.items() if memory.group.pool.references(b) == count}
 
     def branch(self, request_id: int, width: int, source: random.Random) -> None:
-        """Let a request whose beams have all been looked at go on in some ways."""
+        """Continue a request, whose beams' logits have all arrived, with random branches."""
         before = self.beams[request_id]
         ways = [(parent, token) for parent in before for token in range(ALPHABET)]
         source.shuffle(ways)
@@ -218,12 +218,12 @@ class Device:
         self.looked_at[request_id].clear()
 
     def forget(self, request_id: int) -> Tokens:
-        """The tokens of a request that has ended."""
+        """Remove a request that has ended; returns its tokens."""
         self.beams.pop(request_id, None), self.looked_at.pop(request_id, None)
         return self.tokens.pop(request_id)
 
     def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
-        """Write a tree of guesses and follow it; what its first token reads must be there."""
+        """Write a tree of guesses and follow it; asserts that the keys that its first token reads are present."""
         draft = sequence.draft
         assert draft is not None and sequence.token_ids == (tokens[-1], *draft.token_ids)
         assert sequence.start == len(tokens) - 1 and sequence.num_logits == len(draft) + 1
@@ -242,7 +242,7 @@ class Device:
             accepted.append(right[0])
 
     def drafts(self, seed: int) -> dict[int, Draft]:
-        """Random trees of guesses, right ones and wrong ones, some for requests that take none."""
+        """Random trees of right and wrong guesses, some of them for requests that take none."""
         source = random.Random(seed)
         found: dict[int, Draft] = {}
         for request_id in [*self.scheduler.decoding, *list(self.tokens)[:1]]:
@@ -258,12 +258,12 @@ class Device:
         return found
 
     def _check_pending(self, sequence: ScheduledSequence) -> None:
-        """A pending token names the row of the step before in which its own request was sampled."""
+        """Assert that a pending token names the row of the previous step in which its own request was sampled."""
         rows = [s.request_id for s in self.last.sequences for _ in range(s.num_logits)]
         assert len(sequence.token_ids) == 1 and rows[-1 - sequence.token_ids[0]] == sequence.request_id
 
     def _spoil(self, sequence: ScheduledSequence) -> None:
-        """What a step writes for a request that has ended must never be read."""
+        """Mark the slots that a step writes for an ended request, which must never be read."""
         for memory, table in zip(self.memories, sequence.block_tables, strict=True):
             for place in range(sequence.start, sequence.end):
                 memory.spoil(table, place)
@@ -275,6 +275,6 @@ class Device:
                 self.tokens[outcome.request_id] += (outcome.token_id,)
 
     def guessed(self, outcome: StepOutcome) -> list[int]:
-        """The tokens of the accepted guesses, which are what would have been sampled."""
+        """The tokens of the accepted guesses, which equal those that would have been sampled."""
         [sequence] = [s for s in self.last.sequences if s.request_id == outcome.request_id]
         return [sequence.draft.token_ids[guess] for guess in outcome.accepted] if sequence.draft else []

@@ -1,11 +1,11 @@
-"""All tests at the sizes of a night (tests/sizes.py), a file at a time, in pieces that one sitting has time for.
+"""Runs all tests at soak sizes (tests/sizes.py), a file at a time, in sessions of limited time.
 
     python tests/soak.py [--minutes 20] [--state build/soak.json] [FILE ...]
 
-When the minutes are over it stops, in the middle of a file, too; the next call goes on with that file's tests that have
-not passed (tests/passed.py), then with files that were never run, and with those that failed last. The state file says
-of each file what came out, how long it took and at which commit; delete it to begin anew. Exit code: 0 when every file
-has passed, 1 when one has failed or no test of a file fits into so many minutes, 3 when some are left.
+When the minutes are over it stops, even in the middle of a file; the next call continues with that file's tests that
+have not passed (tests/passed.py), then runs files that were never run, and files that failed last. The state file has
+each file's result, time and commit; delete it to start over. Exit code: 0 when every file has passed, 1 when one has
+failed or no test of a file fits into so many minutes, 3 when some are left.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 State = dict[str, dict[str, Any]]
 LEFT = 3  # exit code
-TURNS = ("unfinished", "not run", "failed", "too long")  # what has not passed, as it is run
+TURNS = ("unfinished", "not run", "failed", "too long")  # runs the tests that have not passed
 GRACE_S = 60.0  # for tests that are interrupted
 
 
 def test_files(names: list[str]) -> list[str]:
-    """The test files named, or below the folders named; of all tests if none is."""
+    """The test files named, or below the folders named; all test files if `names` is empty."""
     roots = [Path(name).resolve() for name in names] or [ROOT / "tests"]
     found = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob("test_*.py")))]
     return [str(file.relative_to(ROOT)) for file in found]
 
 
 def run(file: str, before: list[str], seconds: float, compiled: Path) -> dict[str, Any]:
-    """What came of one file, but for its tests that passed `before`: "passed", "failed" or, when the seconds are over,
-    "unfinished"; how many tests have passed, the tests that failed, and unless all passed those that did, as `ids`."""
+    """The result of one file, run without the tests that passed `before`: "passed", "failed" or, if the seconds ran
+    out, "unfinished"; how many tests passed, the failed tests, and unless all passed the ids of those that did
+    (`ids`)."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="icc-soak-") as folder:
         report, ids = Path(folder) / "report.xml", Path(folder) / "passed"
@@ -52,7 +53,7 @@ def run(file: str, before: list[str], seconds: float, compiled: Path) -> dict[st
     found: dict[str, Any] = {"seconds": round(time.monotonic() - began), "tests": len(passed)}
     if code is None:
         return {"result": "unfinished", **found, "ids": passed}
-    nothing = 5  # pytest's exit code of a file from which nothing was picked
+    nothing = 5  # pytest's exit code if no test was selected
     if code in (0, nothing):
         return {"result": "passed", **found}
     failed = [
@@ -64,12 +65,12 @@ def run(file: str, before: list[str], seconds: float, compiled: Path) -> dict[st
 
 
 def ended(command: list[str], env: dict[str, str], seconds: float) -> int | None:
-    """The exit code of a command; None if it was stopped, with all that it had started, as the seconds were over."""
+    """The exit code of a command; None if it was stopped with all its processes because the seconds were over."""
     with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # tests end their own processes
+            process.send_signal(signal.SIGINT)  # tests then end their own processes
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
             return None
@@ -79,13 +80,13 @@ def ended(command: list[str], env: dict[str, str], seconds: float) -> int | None
 
 
 def order(files: list[str], state: State) -> list[str]:
-    """Files that have not passed: first what was begun, then what was never run, then what failed or does not fit."""
+    """Files that have not passed: first unfinished ones, then those never run, then those that failed or do not fit."""
     results = {file: state.get(file, {}).get("result", "not run") for file in files}
     return sorted((file for file in files if results[file] != "passed"), key=lambda file: TURNS.index(results[file]))
 
 
 def summary(files: list[str], state: State) -> int:
-    """Print what is known of the files; the exit code."""
+    """Print the state of the files; returns the exit code."""
     results = [state.get(file, {}).get("result", "not run") for file in files]
     print(", ".join(f"{results.count(kind)} {kind}" for kind in ("passed", *TURNS)))
     for file in files:
@@ -96,7 +97,7 @@ def summary(files: list[str], state: State) -> int:
 
 
 def main() -> int:
-    """Run files until the time is over."""
+    """Run files until the time is over; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="files or folders of tests (default: all)")
     parser.add_argument("--minutes", type=float, default=20)
@@ -113,7 +114,7 @@ def main() -> int:
             before = state.get(file, {}).get("ids", [])
             found = run(file, before, left, Path(compiled))
             if found["result"] == "unfinished" and not number and len(found["ids"]) == len(before):
-                found["result"] = "too long"  # it had all of the time, and no test ended in it
+                found["result"] = "too long"  # it had the whole time, and no test ended
             state[file] = {**found, "commit": commit.strip()}
             partial = options.state.with_suffix(".partial")
             partial.write_text(json.dumps(state, indent=1) + "\n")

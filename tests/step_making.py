@@ -1,4 +1,4 @@
-"""Makes steps for tests of kernels: float32 operands whose rows lie next to each other, unless told otherwise."""
+"""Makes steps for tests of kernels: by default with float32 operands and contiguous rows."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def make_step(
 ) -> Step:
     """A step of an op.
 
-    types: of the operands in order (see `operand_names`), "" for one that is absent. Without them they are float32 or
-    int32, and optional ones are absent but for a norm's weight; `present` and `absent` name others. aligned: whether
-    they begin at multiples of 16 bytes. strides: by operand, where rows do not lie next to each other. int8_rows: x
-    comes as codes. stored: a storage format, and after a colon what it is laid out for.
+    types: of the operands in order (see `operand_names`), "" for an absent one. By default operands are float32 or
+    int32, and optional ones are absent except a norm's weight; `present` and `absent` name others. aligned: whether
+    each begins at a multiple of 16 bytes. strides: by operand, for rows that are not contiguous; None: all are.
+    int8_rows: x is given as codes. stored: a storage format, and after a colon the role that its layout is for.
     """
     cls, strides = STEPS[op], strides or {}
     if "stored" in cls.__struct_fields__:
@@ -66,8 +66,8 @@ def make_step(
 
 
 def operand_names(step: Step) -> tuple[list[str], list[str]]:
-    """Inputs and outputs in the order of `types`: extras last, and without the residual of products and what attention
-    writes."""
+    """The inputs and outputs in the order of `types`: extras last, without the residual of products and the outputs of
+    attention."""
     names = _fields(type(step), len(getattr(step, "args", getattr(step, "extras", ()))))
     outputs = [name for name in names if name.split(".")[0] in type(step).OUTPUTS]
     return [name for name in names if name not in outputs], outputs
@@ -125,7 +125,7 @@ def _assemble(cls: type[Step], found: dict[str, Operand | None], facts: dict[str
 
 
 def quantized_rows(k: int, group: int) -> QuantizedRows:
-    """What a product of int8 rows reads."""
+    """The operand of a product of int8 rows."""
     codes = BufferOperand("codes", "i8", k)
     return QuantizedRows(codes, *(BufferOperand(name, "f32", k // group) for name in ("scales", "sums")))
 
@@ -133,11 +133,11 @@ def quantized_rows(k: int, group: int) -> QuantizedRows:
 def cache(
     kv_heads: int, key_dim: int, value_dim: int, dtype: str, block_size: int, shared: bool = False, align: int = 1
 ) -> dict[str, Any]:
-    """What steps are told of a layer's cache."""
+    """The arguments of steps that describe a layer's cache."""
     layer = KVLayer(kv_heads, key_dim, value_dim, shared=shared, align=align)
     return {"kv": layer, "cache": dtype, "block_size": block_size}
 
 
 def rotary(dim: int, rows: int, style: Any) -> Rotary:
-    """A rotation."""
+    """The rotary embedding of a step."""
     return Rotary(dim, rows if dim else 0, style)

@@ -13,7 +13,8 @@ from icc.runtime.format.load import Engine
 
 
 class SwappingCpu(device.CpuDevice):
-    """blocks: of each KV group; host: as many in host memory, into which preempted requests are swapped."""
+    """blocks: the number of blocks per KV group; host: the same for host memory, into which preempted requests are
+    swapped."""
 
     def __init__(self, engine: Engine, threads: int, blocks: Sequence[int], host: Sequence[int]) -> None:
         layout = engine.program.kv
@@ -31,7 +32,7 @@ class SwappingCpu(device.CpuDevice):
         ctypes.memmove(self._kv.address + cache, self._kept.address + host, nbytes)
 
     def poison(self, group: int, block: int) -> None:
-        """Whoever reads this block before it is written gets what is no number."""
+        """Fill a block with NaN, so that reads before it is written show."""
         for offset, nbytes in self.cache.block_places(group, block):
             ctypes.memset(self._kv.address + offset, 0xFF, nbytes)
 

@@ -1,4 +1,4 @@
-"""What README and docs tell people to type is what the command line takes."""
+"""The command line accepts the commands in README and docs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every `icc ...`, `python ENGINE ...` of a page: indented lines, and code between backquotes."""
+    """Every `icc ...` and `python ENGINE ...` of a page, in indented lines and in code between backquotes."""
     text = page.read_text()
     for line in [
         *re.findall(r"^ {4}((?:icc|python ENGINE) .*)$", text, re.M),
@@ -48,7 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_no_sentence_begins_with_a_word_that_needs_the_one_before(page: Path) -> None:
-    """As docstrings, see lint_docstrings.py. Code does not count."""
+    """The rule for docstrings (lint_docstrings.py) also holds for pages, except in code."""
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
     assert not re.findall(r"(?:^|[.:;!?]\s+|\n\s*\n|\| |- |: {3})(?:Of|So|Those)\b.{0,40}", text)
 

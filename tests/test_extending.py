@@ -1,4 +1,4 @@
-"""docs/extending.md is true: its package is installed in a folder, and its commands print what the page says."""
+"""docs/extending.md is right: its package is installed in a folder, and its commands print what the page says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps(done))
 
 
 def icc(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each command, one after the other in a process of their own."""
+    """The exit code, output and errors of each command, all run one after the other in one separate process."""
     done = python(folder, RUN, json.dumps([shlex.split(command) for command in commands]))
     assert not done.returncode, done.stderr
     return [tuple(one) for one in json.loads(done.stdout)]
@@ -121,7 +121,7 @@ else:
 
 
 def test_the_pass_and_the_drafter_in_an_engine(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--passes puts the op into kernels, which compute what transformers does; the drafter's guesses change nothing."""
+    """--passes puts the op into kernels, which agree with transformers; the drafter's guesses change nothing."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     done = python(acme, ENGINE)
     assert not done.returncode, done.stderr
@@ -160,7 +160,7 @@ assert (interpret(graph, ids) - right).abs().max() < 1e-4 * right.abs().max()
 
 
 def test_a_model_of_the_package_calls_the_op(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model type and an activation that transformers does not have, by the module that config.json names."""
+    """A model type and an activation that transformers lacks, from the module that config.json names."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     done = python(acme, MODEL)
     assert not done.returncode, done.stderr
@@ -177,8 +177,8 @@ of_ops.test_softsign()
 
 
 def test_its_kernels_for_gpus_are_checked_without_one(acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's tests pass, and the last fails where fusion draws another op."""
-    monkeypatch.delenv("TRITON_INTERPRET")  # the page says it itself
+    """The page's tests pass, and the last one fails if fusion computes another op."""
+    monkeypatch.delenv("TRITON_INTERPRET")  # the page sets it itself
     done = python(acme, WITHOUT_A_GPU)
     assert "line 7, in <module>" in done.stderr
     last = done.stderr.rstrip().rpartition("\n")[2]
@@ -186,7 +186,7 @@ def test_its_kernels_for_gpus_are_checked_without_one(acme: Path, monkeypatch: p
 
 
 def test_a_drafter_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception of a package is one line that says whose it is."""
+    """An exception of a package becomes one line that names the package."""
     monkeypatch.setattr(extensions, "load", lambda group, name: lambda argument, engine, executor: int(argument))
     with pytest.raises(ExtensionError, match=r"'pairs' fails for 'many', .*: ValueError: invalid literal"):
         _of_a_package("pairs", "many", None, None)  # type: ignore[arg-type]

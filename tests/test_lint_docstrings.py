@@ -1,4 +1,4 @@
-"""The checker of docstrings finds what is wrong."""
+"""The checker of docstrings finds faults."""
 
 from __future__ import annotations
 

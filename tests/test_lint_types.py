@@ -1,4 +1,4 @@
-"""The check of types fails where pyright would say that all is well because it has seen nothing."""
+"""The check of types fails if pyright would succeed only because it analyzed no files."""
 
 from __future__ import annotations
 

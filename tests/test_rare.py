@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves out: never all of a file, never one that is named, and no name that no test has."""
+"""The tests that `make test` leaves out: never all of a file, never one that is named, and only ids that exist."""
 
 from __future__ import annotations
 
@@ -149,5 +149,5 @@ def test_names_that_no_test_has_are_found(tmp_path: Path) -> None:
 
 
 def test_every_rare_name_is_a_test(pytestconfig: pytest.Config) -> None:
-    """Of the files that this run collects; a run of all tests looks at all."""
+    """Checks the files that this run collects; a run of all tests checks all."""
     assert pytestconfig.stash[rare.STALE] == [], "not in rare.txt any more: rename or delete their lines"

@@ -1,4 +1,4 @@
-"""A soak that stops in the middle of a file goes on there; see soak.py and passed.py."""
+"""A soak that stops in the middle of a file continues there; see soak.py and passed.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the families that icc must compile, in the shapes that go wrong first.
+"""Tiny random checkpoints of the families that icc must compile, in the shapes that are most likely to fail.
 
 `tiny_configs()` names each configuration `family` or `family-what_is_special`; `save_tiny` writes one as a checkpoint.
 """
@@ -25,7 +25,7 @@ ODD = {**BASE, "hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads
 
 
 def rope(kind: str, **options: Any) -> dict[str, Any]:
-    """A rope_parameters entry."""
+    """A `rope_parameters` entry of a configuration."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **options}}
 
 
@@ -323,7 +323,7 @@ def tiny_configs() -> dict[str, Any]:
 
 
 def _inkling2(t: Any) -> dict[str, Any]:
-    """None with the transformers of the GPU machine, 5.17."""
+    """Configurations by name; empty with transformers 5.17, which the GPU machine has."""
     if not hasattr(t, "Inkling2TextConfig"):
         return {}
     config = t.Inkling2TextConfig(

@@ -1,5 +1,5 @@
-"""torch.export once per configuration in all processes of a run: it is most of a tiny model's compile, and does not see
-weights."""
+"""Runs torch.export once per configuration for all processes of a run: it takes most of a tiny model's compile, and
+does not depend on weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Callable(type):
 
 
 def _look_once() -> None:
-    """torch.export looks up all operators of the dispatcher in every trace, a third of a tiny one: once is enough."""
+    """Cache torch.export's look-up of all operators of the dispatcher, which takes a third of each tiny trace."""
     from torch import _ops
     from torch._export import utils
     from torch.export import decomp_utils, exported_program
@@ -37,9 +37,9 @@ def _look_once() -> None:
 
 
 def install() -> None:
-    """Makes `load_graph` take an earlier trace of the same model of transformers.
+    """Makes `load_graph` use an earlier trace of the same transformers model.
 
-    The fixture `compiler_runs` asks for a new one.
+    The fixture `compiler_runs` forces a new one.
     """
     from icc.compiler.frontend import load
 
@@ -59,8 +59,8 @@ def install() -> None:
 
 
 def _facts(model: Any, kinds: Any) -> tuple[Any, ...]:
-    """All that a trace depends on, whichever folder the model is read from: the configuration; names, types and ties of
-    tensors; the numbers of those that are not on meta, and of whole numbers that may tell layers apart."""
+    """All that a trace depends on, except the model's folder: the configuration; names, types and ties of tensors; the
+    values of tensors that are not on meta, and of integer attributes that may distinguish layers."""
     config = {name: value for name, value in _everywhere(model.config.to_dict()) if name != "quantization_config"}
     first: dict[int, int] = {}
     tensors = (
@@ -84,7 +84,7 @@ def _digest(tensor: Any) -> str:
 
 
 def _everywhere(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A configuration and those in it, without the folder that they were read from."""
+    """The fields of a configuration and of those inside it, without the folder that they were read from."""
     for name, value in config.items():
         if name != "_name_or_path":
             yield name, sorted(_everywhere(value), key=str) if isinstance(value, dict) else value
@@ -94,7 +94,7 @@ def _read(file: Path) -> Any:
     import torch
     from icc.compiler.frontend.export.trace import Traced
 
-    if not file.with_suffix(".repeats").exists():  # the last that is written
+    if not file.with_suffix(".repeats").exists():  # written last
         return None
     repeats, shortest = pickle.loads(file.with_suffix(".repeats").read_bytes())
     return Traced(torch.export.load(file.with_suffix(".pt2")), repeats, shortest)

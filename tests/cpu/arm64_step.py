@@ -1,6 +1,6 @@
-"""arm64_step.py FOLDER: runs steps of a library in this process, maybe an emulated one, as cpu_arm64.py wrote them.
+"""arm64_step.py FOLDER: runs the steps of a library that cpu_arm64.py wrote, in this process, which may be emulated.
 
-Standard library only: an emulated Python reads little else in a second.
+Standard library only: an emulated Python takes seconds to import more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     held: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
     def address(name: str) -> int:
-        """Of the content of a file, at a multiple of 64."""
+        """The address of a file's content in memory, a multiple of 64."""
         if name not in held:
             held[name] = ctypes.create_string_buffer((folder / name).stat().st_size + 64)
         at = (ctypes.addressof(held[name]) + 63) // 64 * 64

@@ -21,7 +21,8 @@ Arrays = dict[str, np.ndarray]
 def steps_on_arm64(
     library: Path, builder: Builder, steps: list[tuple[Batch, Arrays]], folder: Path, cpu: str = "max", threads: int = 2
 ) -> list[Arrays]:
-    """Of each step the buffers after it and "logits". folder: an empty one for what the process reads and writes."""
+    """The buffers and "logits" after each step. folder: an empty one for the files that the process reads and
+    writes."""
     program = builder.program()
     kv = np.full(max(64, program.kv.groups[0].block_bytes() * KV_BLOCKS), 0xFF, np.uint8)
     for number, packed in enumerate([*builder.packed, kv]):
@@ -42,7 +43,7 @@ def steps_on_arm64(
 
 
 def _views(builder: Builder, batch: Batch, arena: np.ndarray) -> Arrays:
-    """The live contents of every buffer, as parts of the arena."""
+    """The live contents of every buffer, as views of the arena."""
     views: Arrays = {}
     for buffer in builder.program().buffers:
         rows = len(batch.arrays()["logit_rows"]) if buffer.rows == "logit_rows" else batch.tokens

@@ -35,7 +35,7 @@ class Shape:
     sinks: bool = False
     alibi: bool = False
     shared: bool = False  # values are the beginning of keys
-    row_bias: int = 0  # columns of what a query adds by distance
+    row_bias: int = 0  # columns of the terms that a query adds to its scores by distance
 
 
 SHAPES = (
@@ -55,7 +55,7 @@ SHAPES = (
 
 @dataclass
 class Model:
-    """The test program for one cache type and block size, with what the reference needs to know."""
+    """The test program for one cache type and block size, with the shapes for the reference."""
 
     builder: Builder
     shapes: tuple[Shape, ...]

@@ -39,7 +39,8 @@ def normal(*shape: int, scale: float = 1.0) -> Callable[[np.random.Generator, in
 def _column_slice(
     b: Builder, name: str, width: int, slice_: bool, rows: str = "tokens"
 ) -> tuple[BufferOperand, int, int]:
-    """A buffer of `width`, or a wider one of which columns 8.. are used: operand, row stride, first column."""
+    """A buffer of `width` columns, or a wider one whose columns from 8 on are used: operand, row stride, first
+    column."""
     if slice_:
         b.columns[name] = (8, width)
         return b.buffer(name, [width + 24], rows=rows, offset=8), width + 24, 8
@@ -72,14 +73,14 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
 
 
 def quantized_layout(fmt: str, group: int) -> AffineTiles | ReducedTiles:
-    """q4, q8, q8s or i7."""
+    """The layout of q4, q8, q8s or i7 weights."""
     if fmt == "i7":
         return ReducedTiles.of(ReducedInt8(group, 8))
     return SplitTiles.of(GroupAffine(group, 8)) if fmt == "q8s" else AffineTiles.of(GroupAffine(group, int(fmt[1:])))
 
 
 def quantized_storage(fmt: str, group: int) -> Stored:
-    """The same as a step says it."""
+    """The storage format of `quantized_layout`, as a step states it."""
     return Stored(f"{fmt[:2]}g{group}", "screen" if fmt == "q8s" else "product")
 
 
@@ -89,7 +90,7 @@ def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: 
     bits = layout.format.bits
     codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
-    if fmt == "i7":  # its codes lie about 128; the largest that there are, too, of which sums must not overflow
+    if fmt == "i7":  # codes near 128, and the largest codes, whose sums must not overflow
         codes, zeros = (65 + codes % 127).astype(np.uint8), np.full_like(zeros, 128)
         codes[n // 2] = 191
     scales = (rng.uniform(0.5, 1.0, (n, k // group)) * 10.0 ** rng.integers(-1, 1)).astype(np.float32)
@@ -109,7 +110,7 @@ def dequantize(q: np.ndarray, s: np.ndarray, zeros: np.ndarray | float = 0.0) ->
 def add_quantize(
     b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0, unsigned: bool = False
 ) -> QuantizedRows:
-    """quantize_rows of a new buffer; its outputs."""
+    """Add a quantize_rows step over a new buffer; returns its outputs."""
     x, x_stride, start = _column_slice(b, f"{name}.x", k, slice_)
     codes = b.buffer(f"{name}.q", [k], "i8")
     scales, sums = (b.buffer(f"{name}.{part}", [k // group]) for part in ("s", "sum"))
@@ -163,7 +164,7 @@ def small_products() -> Builder:
 
 
 def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:
-    e, k, n, group = 23 if topk == 1 else 5, 48, 21, 16  # 23: most rows have one alone, some share one
+    e, k, n, group = 23 if topk == 1 else 5, 48, 21, 16  # 23: most rows have an expert alone, some share one
     name = f"experts_{'q' + str(bits) if bits else 'bf16'}_top{topk}{'_per_slot' if per_slot else ''}"
     bias = rng.standard_normal((e, n)).astype(np.float32)
     index = b.buffer(f"{name}.index", [topk], "i32")
@@ -210,7 +211,8 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
 
 
 def add_changed(b: Builder, rng: np.random.Generator, fmt: str, codes: bool) -> None:
-    """A product of values or codes that ends in what adapters of two pieces add, in runs of rows that share one."""
+    """A product of values or codes, and the terms that adapters of two parts add to it; runs of rows share an
+    adapter."""
     e, k, n, rank, ends, group = 3, 48, 53, 5, (32, 53), 16
     name = f"changed_{fmt}_{'codes' if codes else 'values'}"
     slot = b.buffer(f"{name}.slot", [1], "i32")

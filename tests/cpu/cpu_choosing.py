@@ -1,4 +1,4 @@
-"""The program of the tests of an index: its keys are written, then chosen from."""
+"""The program of the tests of an index: its keys are written, then some are chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPES = ((3, 40, 7), (8, 16, 64), (5, 24, 1))  # heads, dims, how many are chos
 
 
 def choosing(dtype: str) -> Builder:
-    """A layer per shape: `qkv` has queries, the key and the weights of heads, `o` what is chosen."""
+    """A layer per shape: `qkv` holds queries, the key and the weights of heads; `o` the chosen keys."""
     b = Builder(16, dtype)
     for i, (heads, dim, count) in enumerate(SHAPES):
         b.layers.append(KVLayer(1, dim, dim, shared=True))

@@ -1,7 +1,7 @@
 """Builds programs by hand and runs their libraries through ctypes, for the tests of the CPU backend.
 
 Where AddressSanitizer is loaded (test_sanitizers.py), everything that a step must not touch is fenced: the gaps between
-buffers and around weights, and the KV blocks of nobody.
+buffers and around weights, and free KV blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GAP = 64  # unused bytes after each row of a buffer
 
 @dataclass
 class Case:
-    """One step of the program: what to feed per buffer, and what its outputs should be.
+    """One step of the program: the inputs per buffer, and the expected outputs.
 
     `expect` takes the arrays of all buffers and weights by name, and returns the expected array per output buffer.
     """
@@ -44,7 +44,8 @@ class Case:
 
 @dataclass
 class Builder:
-    """Collects kernels, buffers and weights; buffers never overlap, so that every step's operands can be looked at."""
+    """Collects kernels, buffers and weights; buffers never overlap, so that the operands of every step can be
+    checked."""
 
     block_size: int = 16
     kv_dtype: str = "f32"
@@ -55,7 +56,7 @@ class Builder:
     packed: list[np.ndarray] = field(default_factory=list)
     layers: list[KVLayer] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    columns: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a wide buffer: first one used, how many
+    columns: dict[str, tuple[int, int]] = field(default_factory=dict)  # of wide buffers: first used, count
     end: int = 0
     vocab: int = 1
 
@@ -86,7 +87,7 @@ class Builder:
 
     @property
     def holds_states(self) -> bool:
-        """Whether its blocks hold recurrent states, and not keys and values."""
+        """Whether its blocks hold recurrent states instead of keys and values."""
         return any(layer.state for layer in self.layers)
 
     def program(self) -> Program:
@@ -103,8 +104,9 @@ class Builder:
 class Batch:
     """A packed step as in abi.h: `sequences` are (first position, number of tokens, block table).
 
-    trees: of the sequences that verify a tree of drafts, the parent of each token but the first, within the sequence.
-    moves: (from, to) slots. policy: where tokens lie in their tables, of sequences that began with so many tokens.
+    trees: for each sequence that verifies a tree of drafts, the parent of each token but the first, as an index in the
+    sequence. moves: (from, to) slots. policy: where tokens lie in their block tables, and the number of tokens that
+    each sequence began with.
     """
 
     sequences: list[tuple[int, int, list[int]]]
@@ -150,7 +152,7 @@ class Batch:
 
 def aligned(size: int, fill: int = 0) -> np.ndarray:
     """Zeroed or filled bytes that start at a multiple of 64, fenced on both sides."""
-    raw = np.full(max(size + 128, 1024), fill, np.uint8)  # numpy hands smaller ones out again without freeing them
+    raw = np.full(max(size + 128, 1024), fill, np.uint8)  # numpy reuses smaller arrays without freeing them
     start = -raw.ctypes.data % 64 or 64
     fence(raw.ctypes.data, start)
     fence(raw.ctypes.data + start + size, len(raw) - start - size)

@@ -14,10 +14,10 @@ from cpu_screen_case import NAMES, add_screened
 
 
 def all_ops() -> Builder:
-    """Every op but attention, and every pointwise opcode.
+    """Every op except attention, and every pointwise opcode.
 
     The longest rows need panels beyond the scratch budget, and the largest top-k more pairs than are grouped at a time.
-    Only the cases whose names match ICC_CPU_OPS, a pattern, where that is set: their library is compiled in no time.
+    If ICC_CPU_OPS is set, a pattern: only the cases whose names match it, so that the library compiles quickly.
     """
     b, rng = Builder(), np.random.default_rng(7)
     for k, n, fmt, extra, rows in (
@@ -60,7 +60,7 @@ def all_ops() -> Builder:
 
 
 def keep(b: Builder, pattern: str) -> None:
-    """Leave out the other cases, and the steps that write no output of these."""
+    """Remove cases whose names do not match, and the steps that write no output of the others."""
     b.cases = [case for case in b.cases if re.fullmatch(pattern, case.name)]
     names = {case.name for case in b.cases}
     outputs = [(step, [o.name.partition(".")[0] for o in step.outputs.values() if o]) for step in b.steps]

@@ -1,4 +1,4 @@
-"""Heads whose logits are screened, with codes as rounding gives them, and with what could mislead a screening."""
+"""Heads whose logits are screened: with codes as rounding gives them, and with codes that could mislead the screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NAMES = ("screened", "screened_twins", "screened_leaning")
 def head(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Codes uint8 [N, K] and scales [N, groups]; zero points are 128.
 
-    twins: two rows are equal. leaning: of two rows alike the larger, the first, has much of itself in its low nibbles.
+    twins: two rows are equal. leaning: of two similar rows, the first has the larger logit, mostly from its low
+    nibbles.
     """
     rng = np.random.default_rng(3)
     codes = np.clip(np.rint(rng.standard_normal((N, K)) * 32) + 128, 1, 255).astype(np.uint8)
@@ -34,7 +35,8 @@ def head(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def add_screened(b: Builder, rng: np.random.Generator, name: str, leans: bool = True) -> None:
-    """A head and activations in line with its first row. leans: what the packed weight says of low nibbles is kept."""
+    """A head and activations in line with its first row. leans: keep the statistics of low nibbles in the packed
+    weight."""
     codes, scales = head(name)
     zeros = np.full((N, K // GROUP), 128, np.uint8)
     packed = SplitTiles.of(GroupAffine(GROUP, 8)).pack({"codes": codes, "scales": scales, "zeros": zeros})

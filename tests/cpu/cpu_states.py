@@ -32,7 +32,7 @@ def _add(b: Builder, step: StateStep, feeds: dict[str, Any], y: str, expect: Any
 
 
 def rounded_scan(q: Any, k: Any, v: Any, decay: Any, beta: Any) -> np.ndarray:
-    """The delta rule whose matrices are rounded to bf16 behind every eighth token, in float64."""
+    """The delta rule in float64, its matrices rounded to bf16 after every eighth token."""
     heads, share = v.shape[1], v.shape[1] // k.shape[1]
     state, out = np.zeros((heads, k.shape[2], v.shape[2])), np.zeros(v.shape)
     for t in range(len(v)):
@@ -97,7 +97,7 @@ def add_conv(b: Builder, rng: np.random.Generator, channels: int, taps: int, bia
 
 
 def rounded_states(x: Any, dt: Any, a: Any, b: Any, c: Any) -> np.ndarray:
-    """Mamba's scan whose states are rounded to bf16 behind every token, in float64."""
+    """Mamba's scan in float64, its states rounded to bf16 after every token."""
     state, out = np.zeros(a.shape), np.zeros(x.shape)
     for t in range(len(x)):
         wide = dt[t].astype(np.float64)
@@ -149,7 +149,7 @@ def add_channels(b: Builder, channels: int, decays: bool, maximum: bool, start: 
 
 
 def all_states() -> Builder:
-    """Every step with a state."""
+    """A program with every kind of step that has a state."""
     b, rng = Builder(block_size=BLOCK), np.random.default_rng(7)
     for shape in SCANS:
         add_scan(b, shape)
@@ -167,7 +167,8 @@ def all_states() -> Builder:
 
 
 def split(runner: Runner, feeds: Arrays, ends: list[int], table: list[int]) -> Arrays:
-    """What a sequence gives in steps that end at these tokens, its states in the blocks of `table`."""
+    """The outputs of a sequence that is run in steps ending at the tokens `ends`, with its states in the blocks of
+    `table`."""
     parts, start = [], 0
     for end in ends:
         batch = Batch([(start, end - start, table)], BLOCK)

@@ -1,7 +1,7 @@
 """Drives sanitized libraries, FOLDER/<program>/<isa>.so, with the sanitizer preloaded.
 
-python run_sanitized.py all FOLDER ISA THREADS         every program that is there
-python run_sanitized.py withheld FOLDER ISA THREADS    "ops" with a fence where a kernel rightly writes
+python run_sanitized.py all FOLDER ISA THREADS         every program in the folder
+python run_sanitized.py withheld FOLDER ISA THREADS    "ops" with a fence where a kernel may write
 python run_sanitized.py small FOLDER ISA THREADS       two products only
 """
 
@@ -23,14 +23,14 @@ LONG = 1201  # a context of two segments, which the threads share
 
 
 def programs() -> dict[str, Builder]:
-    """Every kernel there is: all ops, recurrent layers, an index, and attention over each cache type."""
+    """All kernels: all ops, recurrent layers, an index, and attention over each cache type."""
     attention = {dtype: build_model(dtype, size, shapes) for dtype, (size, shapes) in CACHES.items()}
     models = {f"attention_{dtype}": model.builder for dtype, model in attention.items()}
     return {"ops": all_ops(), "states": all_states(), "choosing": choosing("i8"), **models}
 
 
 def small_program() -> Builder:
-    """A product whose threads read what others have quantized."""
+    """A product whose threads read rows that other threads have quantized."""
     b = Builder()
     add_linear_q(b, np.random.default_rng(0), 32, 33, "q4", 16, False)
     return b

@@ -1,4 +1,4 @@
-"""AMX: products of many rows by tiles, with the bits of products by vectors, and the level that has them.
+"""AMX: products of many rows by tiles, bit-equal to products by vectors, and the ISA level that has them.
 
 Machines without it run the level's kernels with a model of the tile instructions in C.
 """
@@ -36,8 +36,8 @@ LIBRARIES = [Library(isa.name, f"kernels/{isa.name}.so", list(isa.cpu_flags)) fo
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, dict[str, Path]]:
-    """All products of codes, at odd shapes, groups of 16 to 128: by tiles, but for one row, and on AVX2. The program
-    and its libraries by level."""
+    """All products of codes, at odd shapes, in groups of 16 to 128: by tiles, except for one row, and on AVX2. Returns
+    the program and its libraries by level."""
     program, folder = all_ops(), tmp_path_factory.mktemp("amx")
     keep(program, r"(quantize_)?(linear|experts)_(q4|q8|q8s|i7)_.*")
     isas = [replace(isa, quant_blocks=isa.quant_blocks[:1]) for isa in (runnable_amx(), AVX2)]
@@ -49,7 +49,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, dict[st
 
 @pytest.mark.parametrize(
     ("tokens", "threads"), [(1, 1), (7, 1), (17, 2), (35, 2), (77, 1)]
-)  # of 77, a thread's own rows
+)  # a thread's own rows, of 77
 def test_products_by_tiles_have_the_bits_of_avx2(
     products: tuple[Builder, dict[str, Path]], tokens: int, threads: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_all_layouts_have_kernels_by_tiles(products: tuple[Builder, dict[str, Pa
 
 
 def test_the_model_traps_where_the_processor_would(tmp_path: Path) -> None:
-    """Without a configuration, and where shapes do not fit."""
+    """Without a tile configuration, and if shapes do not fit."""
     header = Path(__file__).parents[1] / "amx_model.h"
     source = tmp_path / "traps.c"
     source.write_text(
@@ -96,7 +96,7 @@ def test_the_model_traps_where_the_processor_would(tmp_path: Path) -> None:
 
 
 def loop_by_tiles(isa: Isa, fmt: str, folder: Path, rows: int) -> tuple[list[str], str]:
-    """The instructions of a group's kernel, from where sums are cleared to where they are stored; the library's."""
+    """The instructions of a group's kernel from clearing sums to storing them, and the disassembly of the library."""
     program = Builder()
     add_linear_q(program, np.random.default_rng(0), 64, 33, fmt, 64, False)
     [built] = build_libraries(program.program(), folder / "kernels", [isa])
@@ -147,7 +147,7 @@ def test_each_number_of_rows_takes_what_the_model_says_is_cheaper(name: str, gro
 
 
 def test_more_of_a_row_per_scale_gives_tiles_more_to_do() -> None:
-    """From how many rows on, by group; and how many times the cycles of vectors a prompt of 4 bits would take."""
+    """The number of rows from which tiles win, by group, and the cycles of a 4-bit prompt relative to vectors."""
 
     def least(group: int) -> int | None:
         blocks = linear.blocks_of(NIBBLES, AMX, group)
@@ -179,7 +179,7 @@ def test_the_loader_takes_it_where_the_system_allows_it(
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     found = cpu_flags(cpuinfo, machine="x86-64")
     assert select_library(LIBRARIES, found).isa == level
-    assert bool(asked) == (flags == HAS_IT)  # nobody asks for what the CPU lacks
+    assert bool(asked) == (flags == HAS_IT)  # no permission is requested if the CPU lacks AMX
     if not allowed:
         with pytest.raises(MissingIsaError, match="level amx needs tile data of AMX, which the system refuses"):
             select_library(LIBRARIES, found, "amx")

@@ -1,4 +1,4 @@
-"""Which arithmetic the micro-kernels of codes have, by level and layout: one of a few kinds."""
+"""The kind of arithmetic in the micro-kernels of codes, by level and layout: one of a few kinds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ READERS = {
 
 
 def kinds(isa: Isa, reader: str) -> list[str]:
-    """Those of a product's micro-kernels, in the order of their rows, each once."""
+    """The kinds in a product's micro-kernels, in order of their numbers of rows, each once."""
     found = READERS[reader]
     return list(dict.fromkeys(str(quant_micro("m", found, b, isa).arithmetic) for b in blocks_of(found, isa, 128)))
 
 
 def test_levels_without_an_instruction_for_bytes_have_what_the_layout_says() -> None:
     assert {reader: kinds(AVX2, reader) for reader in READERS} == {
-        "q4": ["quads", "long_chains"],  # a few rows take their time for reading codes
+        "q4": ["quads", "long_chains"],  # for few rows, reading codes takes the time
         "q8": ["pairs"],
         "q8s": ["quads", "long_chains"],  # by its nibbles
         "q8s_high": ["quads", "long_chains"],

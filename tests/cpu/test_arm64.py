@@ -1,4 +1,4 @@
-"""arm64, compiled on x86: whose instructions its libraries have, which CPU takes which, and what others are told.
+"""arm64, compiled on x86: the instructions in its libraries, which CPU loads which, and what other CPUs are told.
 
 Where ICC_ARM64_PYTHON names an arm64 Python (tests/arm64_python.sh makes one), `ICC_SOAK=1 pytest` of this file runs
 whole engines there, too.
@@ -99,7 +99,7 @@ def test_the_loader_takes_what_the_cpu_has(tmp_path: Path, flags: int, more: int
     auxv.write_bytes(struct.pack("<8Q", 16, flags, 6, 4096, 26, more, 0, 0))
     found = cpu_flags(auxv=auxv, machine="aarch64")
     assert select_library(LIBRARIES, found).isa == level
-    with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an engine of x86
+    with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an engine for x86
         select_library([library for library in LIBRARIES if library.isa == "avx2"], found)
 
 
@@ -113,7 +113,7 @@ def test_a_cpu_without_dot_products_is_refused(tmp_path: Path) -> None:
 
 @cache
 def loops(isa: Isa) -> dict[str, list[Counter[str]]]:
-    """By the name of a function the instructions of each of its innermost loops, as clang writes them."""
+    """The instructions of each innermost loop by the name of its function, as clang writes them."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "a.cpp").write_text(emit_source(products().program(), isa))
         command = toolchain.compile_commands(isa, "a.cpp", "a.so", None, "-O3")[0]
@@ -131,14 +131,14 @@ def loops(isa: Isa) -> dict[str, list[Counter[str]]]:
         elif instruction := re.match(r"\t([a-z][\w.]*)(?:\t(.*))?$", line):
             code.append(instruction[1])
             start = places.get((instruction[2] or "").split(", ")[-1], -1)
-            if re.match("b|cb|tb", instruction[1]) and start >= last:  # a jump back, over no other
+            if re.match("b|cb|tb", instruction[1]) and start >= last:  # a jump back, across no other jump
                 found.setdefault(name, []).append(Counter(code[start:]))
                 last = len(code)
     return found
 
 
 def loop_of(isa: Isa, function: str, *instructions: str) -> Counter[str]:
-    """The one innermost loop of a function, by a pattern of its name, that has one of these instructions."""
+    """The single innermost loop that has one of these instructions, in the function whose name matches the pattern."""
     some = [loop for name, inner in loops(isa).items() if re.search(function, name) for loop in inner]
     [found] = [loop for loop in some if loop.keys() & {*instructions}]
     return found
@@ -148,14 +148,14 @@ def loop_of(isa: Isa, function: str, *instructions: str) -> Counter[str]:
 def test_loops_multiply_by_its_instructions(isa: Isa) -> None:
     for rows, tiles in ((block.rows, block.tiles) for block in blocks_of(NIBBLES, isa, 64) if not block.matrix):
         four, eight = (loop_of(isa, f"quant_q{bits}_m{rows}_n{tiles}", "sdot", "usdot") for bits in (4, 8))
-        assert four["sdot"] == 8 * rows * tiles  # of each 16 products
+        assert four["sdot"] == 8 * rows * tiles  # for each 16 products
         assert eight["usdot" if isa == I8MM else "sdot"] == 4 * rows * tiles
         assert eight["usdot"] == 0 or isa == I8MM
         assert not four["ld1r"] and bool(eight["ld1r"]) == (rows == 1)  # a load for several k: sdot takes an element
         assert tiles > 1 or four["sdot"] + -(-2 * rows // 4) == lane_count(rows)
-    assert loop_of(isa, "quant_q4_m1_n2", "sdot").total() <= 46  # of 128 bytes of weights
+    assert loop_of(isa, "quant_q4_m1_n2", "sdot").total() <= 46  # for 128 bytes of weights
     assert loop_of(isa, "quant_q4_m4_n1", "sdot").total() <= 50  # of 64
-    assert loop_of(isa, "quant_q8_m4_n1", "sdot", "usdot").total() <= 28  # of 64: bytes are multiplied once
+    assert loop_of(isa, "quant_q8_m4_n1", "sdot", "usdot").total() <= 28  # for 64: bytes are multiplied once
 
 
 def test_many_rows_are_multiplied_by_smmla() -> None:
@@ -176,8 +176,8 @@ def test_many_rows_are_multiplied_by_smmla() -> None:
 
 
 def test_vectors_of_256_bits_would_win_next_to_nothing_on_neoverse_v1() -> None:
-    """Why no level has SVE: that CPU (Graviton 3) has four pipes for vectors of 128 bits, of which two make one for
-    256, and dispatches 8 operations per cycle, more than these loops have for each turn of the pipes. Pipes as LLVM's
+    """Why no level has SVE: that CPU (Graviton 3) has four pipes for vectors of 128 bits, two of which make one of 256
+    bits, and dispatches 8 operations per cycle, more than these loops need to keep the pipes busy. Pipes as LLVM's
     AArch64SchedNeoverseV1.td has them from Arm's Software Optimization Guide."""
     loop = loop_of(I8MM, "quant_q4_m1_n2", "sdot")
     vectors = sum(loop[name] for name in ("and", "ushr", "sdot"))
@@ -205,7 +205,7 @@ def test_levels_of_x86_are_never_arm64s() -> None:
 
 
 def test_one_engine_holds_libraries_for_both_kinds_of_cpu(engine: Path, tmp_path: Path) -> None:
-    """Its program and weights are arm64's: layouts are the same. Each machine takes its own library."""
+    """Its program and weights are those for arm64, because layouts are the same. Each machine loads its own library."""
     model = engine.with_name("llama")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "build_libraries", partial(build_libraries, optimize="-O1"))
@@ -221,7 +221,7 @@ def test_one_engine_holds_libraries_for_both_kinds_of_cpu(engine: Path, tmp_path
     with pytest.raises(MissingIsaError, match=r"need asimddp atomics .*have atomics"):
         select_library(manifest.main.libraries, frozenset({"atomics"}))
     if os.uname().machine == "x86_64":
-        with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an old one, and not asimddp
+        with pytest.raises(MissingIsaError, match="need avx2 fma f16c"):  # an old CPU without asimddp
             select_library(manifest.main.libraries, frozenset())
         with icc.load(both) as llm:
             assert len(llm.generate([[5, 6]], icc.SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4

@@ -1,4 +1,5 @@
-"""Kernels of arm64 under an emulator: products right at odd shapes, with x86's bits whatever instructions multiply.
+"""Kernels of arm64 under an emulator: products are right at odd shapes and bit-equal to x86's, whichever instructions
+multiply.
 
 They run where ICC_ARM64_PYTHON names an arm64 Python (tests/arm64_python.sh makes one).
 """
@@ -28,7 +29,7 @@ from sizes import SOAK, soak
 
 pytestmark = needs_arm64
 TOKENS = (5, 8, 11, 29, *((1, 2, 3, 4, 16, 43) if SOAK else ()))  # kernels have 1, 2, 3, 4, 6, 8, 12, 16 and 24 rows
-# what differs in taking codes apart: bits, upper bits in a line of their own, minima, tables, integer scales
+# kinds that are decoded differently: bits, upper bits in a line of their own, minima, tables, integer scales
 BLOCKS = ("q4_0", "q3_k", "iq4_nl", *(("q8_0", "q2_k", "q5_k", "q6_k", "iq2_xs", "mxfp4") if SOAK else ()))
 SOME = "linear_(q4_g128_256|q8_g(64|512)|q8s_g16|i7_g16).*|experts_q4_top3|screened"
 OPS = "linear_[qi].*|experts_q.*|screened.*" if SOAK else SOME
@@ -56,9 +57,9 @@ def add_blocks(b: Builder, kind: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    """Products of every layout of codes, experts and screened heads among them."""
+    """Products of every layout of codes, including experts and screened heads."""
     found, folder = all_ops(), tmp_path_factory.mktemp("blocks")
-    add_linear_q(found, np.random.default_rng(3), 1024, 17, "q8", 512, False)  # more of a group than is staged at once
+    add_linear_q(found, np.random.default_rng(3), 1024, 17, "q8", 512, False)  # a larger group than is staged at once
     for kind in BLOCKS:
         add_blocks(found, kind, folder)
     keep(found, f"(quantize_)?({OPS}|blocks_.*)")
@@ -76,7 +77,8 @@ def steps(program: Builder) -> list[tuple[Batch, Arrays]]:
 def of_x86(
     program: Builder, steps: list[tuple[Batch, Arrays]], tmp_path_factory: pytest.TempPathFactory
 ) -> list[Arrays]:
-    """What this machine makes of them, with kernels of two numbers of rows: a row's bits do not depend on it."""
+    """The results of this machine, from kernels for two numbers of rows: the bits of a row do not depend on that
+    number."""
     folder, isa = tmp_path_factory.mktemp("x86"), host_isas()[0]
     few = replace(isa, quant_blocks=tuple(block for block in isa.quant_blocks if block.rows in (1, 6)))
     [built] = build_libraries(program.program(), folder / "kernels", [few], optimize="-O1")
@@ -93,7 +95,7 @@ def test_products_have_the_bits_of_x86(
     shipped = "-O3" if SOAK else "-O1"
     [built] = build_libraries(program.program(), tmp_path / "kernels", [isa], optimize=shipped)
     (tmp_path / "files").mkdir()
-    cpu = "max" if isa == I8MM else "neoverse-n1"  # which traps what dotprod must not use
+    cpu = "max" if isa == I8MM else "neoverse-n1"  # traps on instructions that dotprod must not use
     found = steps_on_arm64(tmp_path / built.path, program, steps, tmp_path / "files", cpu)
     outputs = [o.name for step in program.steps for o in step.outputs.values() if o]
     for (batch, _), ours, theirs in zip(steps, found, of_x86, strict=True):
@@ -102,7 +104,7 @@ def test_products_have_the_bits_of_x86(
             pair = [np.ascontiguousarray(found[name][..., first : first + count]) for found in (ours, theirs)]
             assert pair[0].tobytes() == pair[1].tobytes(), (name, batch.tokens)
         for case in program.cases:
-            if batch.greedy and case.name.startswith("screened"):  # only the largest are there
+            if batch.greedy and case.name.startswith("screened"):  # the other logits are minus infinity
                 continue
             for output, expected in case.expect({**batch.arrays(), **ours}).items():
                 limit = case.tolerance * max(1.0, np.abs(expected).max())

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 CODED = ("f8", "i4", "i2")
 SHARED = SHAPES[8:10]
-FEWER = (SHAPES[4], SHAPES[7], *SHARED)  # several blocks that are mixed, and widths of no whole byte
+FEWER = (SHAPES[4], SHAPES[7], *SHARED)  # several mixed blocks (see glossary), and widths that are no whole bytes
 ISAS = [isa.name for isa in host_isas()]
 
 
@@ -32,7 +32,7 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, style: str) -> np.nd
 
 
 def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
-    """All positions of one sequence at once, float64."""
+    """Attention outputs of all positions of one sequence at once, in float64."""
     s, t = model.shapes[layer], len(qkv)
     qkv, by_row = np.split(qkv.astype(np.float64), [qkv.shape[1] - s.q_heads * s.row_bias], axis=1)
     q, k, v = np.split(qkv, [s.q_heads * s.key_dim, (s.q_heads + s.kv_heads) * s.key_dim], axis=1)
@@ -89,7 +89,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return model, {library.isa: folder.parent / library.path for library in libraries}
 
 
-# of f8, i4 and i2 against what they hold: numbers in the middle between two codes may be rounded either way
+# f8, i4 and i2 against their decoded values: numbers halfway between two codes may be rounded either way
 TOLERANCE = {"f32": 3e-6, "bf16": 2e-2, "f16": 3e-3, "i8": 3e-2, "f8": 1e-3, "i4": 1e-2, "i2": 2e-2}
 
 
@@ -156,7 +156,8 @@ for token, parent in enumerate(TREE, start=1):
 
 @pytest.mark.parametrize("context", [9, 60, 70])  # within a chunk of 64 keys, across its end, after it
 def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[str, Path]], context: int) -> None:
-    """Every token of a tree, beside a decode and a prefill, is what it is when its branch alone is decoded."""
+    """Every token of a tree, beside a decode and a prefill, has the output that it has if its branch is decoded
+    alone."""
     model, libraries = built
     for isa, path in libraries.items():
         size = model.builder.program().kv.groups[0].block_size
@@ -185,7 +186,7 @@ def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[
 
 
 def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, dict[str, Path]]) -> None:
-    """After a tree, the keys and values of one branch are moved to where plain decoding has them."""
+    """After a tree, the keys and values of one branch are moved to the slots where plain decoding writes them."""
     model, libraries = built
     context, way = 13, PATHS[8]
     for isa, path in libraries.items():

@@ -1,6 +1,7 @@
-"""AVX-VNNI: its instructions are in the loops, and its kernels give the bits of AVX2's.
+"""AVX-VNNI: its instructions are in the loops, and its kernels are bit-equal to AVX2's.
 
-Machines without it run the level's kernels by their twins in AVX-512's encoding, or by a model of the instructions.
+Machines without it run the level's kernels with the same instructions in AVX-512's encoding, or with a model of them in
+C.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from icc.compiler.backends.cpu.isa import ALL, AVX2, AVXVNNI, Isa
 from icc.runtime.format.isa import cpu_flags, select_library
 from icc.runtime.format.manifest import Library
 
-MULTIPLY = ("vpdpbusd", "vpmaddubsw")  # of AVX-VNNI, of AVX2
+MULTIPLY = ("vpdpbusd", "vpmaddubsw")  # AVX-VNNI's, AVX2's
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def four_bits(isa: Isa, folder: Path, optimize: str = "-O3") -> str:
 
 
 def loops(disassembly: str) -> list[list[str]]:
-    """The instructions of each loop that holds no other: from where a jump goes back to, to the jump."""
+    """The instructions of each innermost loop: from the target of a backward jump to the jump."""
     lines = re.findall(r"^ +([0-9a-f]+):\s+(\S.*)$", disassembly, re.MULTILINE)
     place = {int(at, 16): number for number, (at, _) in enumerate(lines)}
     jumps = [(n, re.match(r"j\w+\s+([0-9a-f]+)\b", text)) for n, (_, text) in enumerate(lines)]
@@ -111,7 +112,7 @@ def test_the_twin_has_the_instruction_as_avx512_encodes_it(tmp_path: Path) -> No
         ("fpu avx avx2 fma f16c", "avx2"),
         ("fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq", "avx512"),
         ("fpu avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx_vnni", "avx512vnni"),  # Zen 5
-        # Granite Rapids: AVX10 is no flag of Linux, and says no more than AVX-512's flags; here without AMX
+        # Granite Rapids: Linux has no flag AVX10, which adds nothing to AVX-512's flags; here without AMX
         ("avx avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx_vnni avx512_fp16", "avx512vnni"),
     ],
 )

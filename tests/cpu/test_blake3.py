@@ -32,7 +32,7 @@ DIGESTS = {
 
 
 def digests(path: Path, content: memoryview, size: int, first: int = 0) -> list[str]:
-    """Of each piece of so many bytes."""
+    """The digests of all chunks of `size` bytes of the content, from chunk `first` on."""
     count = -(-len(content) // size)
     found = (c_char * (32 * count))()
     KernelLibrary(path.read_bytes(), path.name).digest_pieces(content, size, c_int64(first), found)
@@ -41,7 +41,7 @@ def digests(path: Path, content: memoryview, size: int, first: int = 0) -> list[
 
 @pytest.mark.parametrize("length", DIGESTS)
 def test_as_the_reference(ops_libraries: dict[str, Path], length: int) -> None:
-    content = memoryview(b"." + INPUT)[1 : length + 1]  # of any alignment
+    content = memoryview(b"." + INPUT)[1 : length + 1]  # at an odd address
     for path in ops_libraries.values():
         assert digests(path, content, 4 << 20) == [DIGESTS[length]], path
 

@@ -76,7 +76,7 @@ def test_source_is_self_contained() -> None:
 
 
 class Warp(Step, frozen=True, kw_only=True, tag="warp"):
-    """An op that no back end has heard of."""
+    """An op that no back end knows."""
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LONG = 1100  # more than two segments
 
 
 def scores_of(data: np.ndarray, layer: int, dtype: str) -> np.ndarray:
-    """[T, T] of queries and keys, float64."""
+    """The scores [T, T] of queries and keys, float64."""
     heads, dim, _ = SHAPES[layer]
     q, k, w = np.split(data.astype(np.float64), [heads * dim, (heads + 1) * dim], axis=1)
     k = stored(k[:, None], dtype)[:, 0] if dtype != "f32" else k
@@ -46,5 +46,5 @@ def check(scores: np.ndarray, rows: np.ndarray, count: int) -> None:
         assert set(np.unique(row)) <= {0.0, LEFT_OUT} and not row[t + 1 :].any()
         chosen = added == 0.0
         assert chosen.sum() == min(count, t + 1)
-        if not chosen.all():  # but for what is nearly equal
+        if not chosen.all():  # except for nearly equal scores
             assert seen[chosen].min() >= seen[~chosen].max() - 1e-5 * np.abs(seen).max()

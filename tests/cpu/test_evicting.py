@@ -1,4 +1,4 @@
-"""Attention that forgets: outputs, and what is kept, as the definition has them (compiler/ops/evicting.py)."""
+"""Attention with eviction: outputs and kept keys are those of the definition (compiler/ops/evicting.py)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ POLICIES: dict[str, tuple[Eviction, Places]] = {
     "snapkv": (Eviction("snapkv", 64, 8), CompressedPrompt(64, 8)),
 }
 HEADS, GROUP, KEY, VALUE = 2, 3, 16, 24
-LAYERS = [(HEADS, KEY, VALUE, False), *([(1, 72, 64, True)] if SOAK else [])]  # heads, dims, whether values begin keys
+LAYERS = [(HEADS, KEY, VALUE, False), *([(1, 72, 64, True)] if SOAK else [])]  # heads, dims, values are in the keys
 
 
 def build(kind: str, dtype: str, folder: Path) -> tuple[Builder, Path]:
-    """Keys rotated, learned sinks; and a layer whose values are the beginning of its keys."""
+    """A library: a layer with rotated keys and learned sinks, and one whose values are the first columns of its
+    keys."""
     policy, _ = POLICIES[kind]
     b, rng = Builder(16, dtype), np.random.default_rng(3)
     angle = np.tile(np.arange(POSITIONS)[:, None] * 0.3 ** np.arange(KEY // 2), 2)
@@ -70,7 +71,7 @@ def expected(kind: str, layer: int, data: dict[str, np.ndarray], prompt: int) ->
 
 @pytest.mark.parametrize(("kind", "dtype"), [("h2o", "f32"), *soak(("snapkv", "f32"), ("h2o", "i8"), ("snapkv", "i4"))])
 def test_what_is_forgotten(kind: str, dtype: str, tmp_path: Path) -> None:
-    """Two sequences, in chunks that end where evictions come, alone and together: equal bits, and the definition's."""
+    """Two sequences, in chunks that end at evictions: bit-equal alone and together, and equal to the definition."""
     builder, path = build(kind, dtype, tmp_path)
     policy, lengths, prompts = POLICIES[kind][1], [190, 130], [150, 40]
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""icc_largest, with which a library looks for the largest logits, against numpy."""
+"""icc_largest, the library's search for the largest logits, against numpy."""
 
 from pathlib import Path
 

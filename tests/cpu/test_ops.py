@@ -48,7 +48,7 @@ def test_op(run, ops_program: Builder, isa: str, name: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_do_not_depend_on_their_batch(ops_program: Builder, ops_libraries: dict[str, Path], isa: str) -> None:
-    """R7: each row alone on one thread gives the bits that it has among 17 rows on three threads."""
+    """R7: each row alone on one thread is bit-equal to the same row among 17 rows on three threads."""
     batch = flat_batch(17)
     batch.logit_rows = np.arange(17)
     feeds = feeds_of(ops_program, batch)
@@ -69,7 +69,8 @@ def test_rows_do_not_depend_on_their_batch(ops_program: Builder, ops_libraries: 
 def test_threads_with_many_rows_make_rows_of_their_own(
     ops_program: Builder, ops_libraries: dict[str, Path], isa: str
 ) -> None:
-    """So many that products are shared by rows (`part_of` in gemm.h), an odd number: the bits of one thread."""
+    """With an odd number of rows, enough that threads divide products by rows (`part_of` in gemm.h): bit-equal to one
+    thread."""
     batch = flat_batch(135)
     batch.logit_rows = np.arange(135)
     feeds = feeds_of(ops_program, batch)
@@ -94,7 +95,7 @@ def test_a_step_without_logit_rows_runs(ops_program: Builder, ops_libraries: dic
 def test_a_value_that_is_not_a_number_reaches_the_quantized_product(
     ops_program: Builder, ops_libraries: dict[str, Path]
 ) -> None:
-    """Int8 has no NaN: the scale carries it, so that the executor sees a broken row; the others stay whole."""
+    """Int8 has no NaN: the scale is NaN instead, so that the executor sees a broken row; other rows are unchanged."""
     runner = Runner(ops_libraries[ISAS[0]], ops_program, 2)
     batch = flat_batch(3)
     name = next(c.name for c in ops_program.cases if c.name.startswith("linear_q4"))

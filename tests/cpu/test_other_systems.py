@@ -1,4 +1,5 @@
-"""Libraries for macOS and Windows, compiled here: their format, what they export and need, and which of them is taken.
+"""Libraries for macOS and Windows, compiled here: their format, their exports and imports, and which of them a machine
+loads.
 
 Where ICC_WINE names Debian's wine64 (`apt-get install --no-install-recommends wine64`: /usr/lib/wine/wine64), one for
 Windows runs there, too.
@@ -43,7 +44,7 @@ from macholib.MachO import MachO
 from macholib.SymbolTable import SymbolTable
 from sizes import SOAK, soak
 
-# One of the cases of test_blake3.py.
+# a case of test_blake3.py
 MESSAGE = bytes(i % 251 for i in range(1048577))
 DIGEST = "2f053cd7472cf0cd2f9adaf45c1180255b91b9a865404a63671a0ee5f792ed33"
 WINE = os.environ.get("ICC_WINE", "")
@@ -97,7 +98,7 @@ def test_a_library_is_of_its_system_exports_the_interface_and_needs_only_what_a_
         assert any(load.cmd == LC_CODE_SIGNATURE for load, _, _ in found.commands) == (isa.machine == "arm64")
         segments = [some for load, _, some in found.commands if load.cmd == LC_SEGMENT_64]
         sections = {section.sectname.rstrip(b"\0").decode() for some in segments for section in some}
-    assert not sections & {".ctors", ".CRT", ".tls", "__mod_init_func", "__thread_vars"}  # nothing would run them
+    assert not sections & {".ctors", ".CRT", ".tls", "__mod_init_func", "__thread_vars"}  # never run here
     assert exported == EXPORTS
     assert imported <= toolchain.IMPORTS[isa.system], sorted(imported - toolchain.IMPORTS[isa.system])
     waits = {MACOS: {"__ulock_wait", "__ulock_wake"}, WINDOWS: {"WaitOnAddress", "WakeByAddressAll"}}
@@ -140,7 +141,7 @@ def test_an_engine_lists_its_libraries_by_system(engine: Path, capsys: pytest.Ca
         assert llm.generate([[5, 6]], icc.SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids
 
 
-ALL_BUT_AMX = tuple(isa for isa in ALL if isa is not AMX)  # Linux alone is asked for tiles
+ALL_BUT_AMX = tuple(isa for isa in ALL if isa is not AMX)  # AMX needs a permission that only Linux grants
 
 
 @pytest.mark.parametrize(("system", "name"), [("linux", LINUX), ("darwin", MACOS), ("win32", WINDOWS)])
@@ -165,7 +166,7 @@ def test_the_loader_goes_by_system_machine_and_cpu(system: str, name: str, monke
 def test_systems_are_chosen_by_name() -> None:
     assert find_isas("x86-64", None, None) == find_isas("x86-64", None, "linux") == ALL
     assert find_isas("x86-64", None, "windows,linux") == (*ALL, *(isa.on(WINDOWS) for isa in ALL_BUT_AMX))
-    assert find_isas("x86-64", None, "macos") == tuple(isa.on(MACOS) for isa in MAC_LEVELS)  # Macs of both machines
+    assert find_isas("x86-64", None, "macos") == tuple(isa.on(MACOS) for isa in MAC_LEVELS)  # both machines
     assert find_isas("x86-64", "avx2", "macos") == (AVX2.on(MACOS),)
     with pytest.raises(UsageError, match="--isa amx: on Linux alone"):
         find_isas("x86-64", "amx", "windows,linux")
@@ -189,7 +190,7 @@ def test_macos_says_what_a_cpu_has() -> None:
 
     assert cpuid.macos_flags("x86-64", mac("avx2_0", "fma", "f16c")) >= set(AVX2.cpu_flags)
     assert cpuid.macos_flags("x86-64", mac("avx1_0")) == frozenset()
-    assert cpuid.macos_flags("arm64", mac()) == set(DOTPROD.cpu_flags)  # M1, on the first macOS for it
+    assert cpuid.macos_flags("arm64", mac()) == set(DOTPROD.cpu_flags)  # an M1 with its first macOS
     assert cpuid.macos_flags("arm64", mac("arm.FEAT_I8MM")) == set(I8MM.cpu_flags)
 
 
@@ -201,7 +202,7 @@ def test_windows_says_what_an_arm64_cpu_has(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="it runs there")
 def test_an_x86_cpu_says_what_it_has_by_the_code_for_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very bytes, called as Windows calls functions: the same levels as by /proc/cpuinfo."""
+    """This machine code, called with Windows' calling convention, finds the levels of /proc/cpuinfo."""
     (tmp_path / "a.c").write_text(
         "#include <sys/mman.h>\n#define WINDOWS __attribute__((ms_abi))\n"
         "void* allocate(void* at, unsigned long size, int kind, int mode) {\n"
@@ -244,7 +245,7 @@ def test_levels_need_registers_that_the_system_saves() -> None:
 
 def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, threads: int) -> tuple[bytes, int, int]:
     """The memory that windows_runner.c works on, and where the arena and the digests lie in it."""
-    content, places = bytearray(120), list[int]()  # of struct Memory
+    content, places = bytearray(120), list[int]()  # offsets in struct Memory
 
     def put(data: bytes) -> int:
         content.extend(bytes(-len(content) % 64))
@@ -285,7 +286,7 @@ def memory_image(builder: Builder, batch: Batch, arena: np.ndarray, steps: int, 
 @pytest.mark.skipif(not WINE, reason="ICC_WINE names no wine64")
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_wine_runs_a_library_for_windows(built: Path, tmp_path: Path, threads: int) -> None:
-    """Products, and the digest, as on Linux; the team meets in 200 steps, between which its threads fall asleep."""
+    """Products and the digest are as on Linux; the threads run 200 steps together and sleep between them."""
     builder = small_products()
     build_libraries(builder.program(), tmp_path / "kernels", [AVX2], optimize="-O1")
     runner = Runner(tmp_path / "kernels/avx2.so", builder)

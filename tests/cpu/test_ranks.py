@@ -1,4 +1,4 @@
-"""What ranks do together, as threads of one process: sums in the order of ranks, lines one behind the other."""
+"""Collectives of ranks, as threads of one process: sums in the order of ranks, concatenated lines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from icc.runtime.format.batch import BatchLimits
 from icc.runtime.format.operands import OutputOperand
 from icc.runtime.requests.sampler import largest_of
 
-WIDE, LINES, N, RANKS, WORDS = 1001, 3, 37, 3, 701  # WORDS: of each rank
-TOKENS = 300  # of WIDE elements: more than a slot holds
+WIDE, LINES, N, RANKS, WORDS = 1001, 3, 37, 3, 701  # WORDS: per rank
+TOKENS = 300  # with WIDE elements: more than a slot holds
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ class Rank:
 
 
 def batch_of(tokens: int, rows: int = 1) -> tuple[IccBatch, list[np.ndarray]]:
-    """A step, and its arrays, of which the last are the logits."""
+    """A step and its arrays; the last one is the logits."""
     arrays = Batch([(0, tokens, [0] * 32)], logit_rows=np.arange(rows)).arrays()
     addresses = {name: array.ctypes.data for name, array in arrays.items() if name != "parents"}
     logits = np.zeros((rows, RANKS * WORDS), np.float32)
@@ -75,7 +75,7 @@ def batch_of(tokens: int, rows: int = 1) -> tuple[IccBatch, list[np.ndarray]]:
 
 @contextmanager
 def following(built: tuple[Builder, bytes], threads: int) -> Iterator[tuple[list[Rank], RankMemory]]:
-    """Ranks, of which all but the first follow it."""
+    """The ranks and their shared memory; all ranks except the first follow it."""
     made, image = built
     memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(TOKENS, 1, 32, 1, 1))
     ranks = [Rank(made, image, rank, threads, memory) for rank in range(RANKS)]
@@ -135,7 +135,8 @@ def words(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def run_words(ranks: list[Rank], logits: np.ndarray, wanted: int) -> tuple[np.ndarray, int]:
-    """What a step gives, of such logits, [rows, RANKS * WORDS]; and the bytes that rank 0 gave for them."""
+    """The logits [rows, RANKS * WORDS] of a step over the ranks' own `logits`, and the bytes that rank 0 sent for
+    them."""
     rows = logits.shape[1]
     for rank, own in zip(ranks, logits, strict=True):
         rank.view("head", rows)[...] = own
@@ -148,13 +149,14 @@ def run_words(ranks: list[Rank], logits: np.ndarray, wanted: int) -> tuple[np.nd
 
 
 def sum_bytes(tokens: int) -> int:
-    """What the program's other steps give."""
+    """The bytes that a rank sends in the program's other steps."""
     return tokens * 4 * (WIDE + LINES * N + WIDE)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_largest_of_a_row_travel_alone(threads: int, built: tuple[Builder, bytes]) -> None:
-    """They are those of the whole row, of equal ones the first; bytes are 8 for each, by thread, not 4 a word."""
+    """The largest logits are those of the whole row, the first of equal ones; each takes 8 bytes per thread, instead of
+    4 bytes per word."""
     rng = np.random.default_rng(threads)
     with following(built, threads) as (ranks, _):
         for wanted in (1, 5, 40, 128):
@@ -181,7 +183,7 @@ def test_the_largest_of_a_row_travel_alone(threads: int, built: tuple[Builder, b
 
 
 def test_ranks_are_written_to(built: tuple[Builder, bytes]) -> None:
-    """All others, or one of them; rank 0 has what it writes."""
+    """Rank 0 writes to all other ranks, or to one of them, and not to its own memory."""
     with following(built, 1) as (ranks, memory):
         memory.stage(bytes(range(100)))
         ranks[0].library.write_on_ranks(ranks[0].handle, -1, 8, 100)
@@ -193,7 +195,7 @@ def test_ranks_are_written_to(built: tuple[Builder, bytes]) -> None:
 
 
 def test_nobody_waits_for_a_rank_that_is_gone(built: tuple[Builder, bytes], tmp_path: Path) -> None:
-    """Rank 0 of three, the others of which never come: its step fails once somebody has said so."""
+    """Rank 0 of three; the others never start. Its step fails once the memory is stopped."""
     made, image = built
     memory = RankMemory(RANKS, arrays_of(made.program()), BatchLimits(TOKENS, 1, 32, 1, 1))
     rank = Rank(made, image, 0, 1, memory)
@@ -205,7 +207,7 @@ def test_nobody_waits_for_a_rank_that_is_gone(built: tuple[Builder, bytes], tmp_
     assert kept
 
 
-WIDER, MOST = 3 * WIDE, 450  # elements, tokens: six pieces of a slot, so that who gives must wait for who takes
+WIDER, MOST = 3 * WIDE, 450  # elements, tokens: six chunks of a slot, so that the sender must wait for the receiver
 
 
 @pytest.fixture(scope="module")
@@ -262,12 +264,12 @@ def test_stages_pass_on_what_they_have(threads: int, staged: tuple[Builder, byte
         rank.library.destroy(rank.handle)
 
 
-LEAST = 3  # rows that are divided
+LEAST = 3  # fewer rows are not divided
 
 
 @pytest.fixture(scope="module")
 def rowwise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
-    """A sum by rows, something that each rank makes of its own, and the rows of all."""
+    """A reduce-scatter of rows, a step of each rank on its own rows, and a gather of the rows."""
     made = Builder(vocab=RANKS * WORDS)
     x, y, z = (made.buffer(name, [WIDE]) for name in "xyz")
     made.step(ReduceScatter(x=x, y=y, n=WIDE, ranks=RANKS, least=LEAST))
@@ -284,7 +286,8 @@ def rowwise(tmp_path_factory: pytest.TempPathFactory) -> tuple[Builder, bytes]:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_ranks_have_rows_of_their_own(threads: int, rowwise: tuple[Builder, bytes]) -> None:
-    """Of each rank its rows alone are written before they are gathered, as many or as few as there are; of few all."""
+    """Before the gather, each rank writes only its own rows, however many there are; fewer than LEAST rows are all
+    written."""
     rng = np.random.default_rng(threads)
     with following(rowwise, threads) as (ranks, _):
         for tokens in (1, 2, 3, 5, TOKENS, 64):

@@ -1,7 +1,7 @@
 """R16: every generated kernel under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 
 The libraries run in a process of their own that loads the sanitizer first (run_sanitized.py); any report ends it. Two
-planted defects show that reports come at all.
+planted defects show that defects are reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEST = next(iter(ISAS))
 
 
 def runtime_library(name: str) -> str:
-    """The compiler's shared library of a sanitizer; skips the test where there is none."""
+    """The compiler's shared library of a sanitizer; skips the test if it is missing."""
     found = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     if not os.path.isabs(path := found.stdout.strip()):
         pytest.skip(f"g++ has no {name}")
@@ -44,7 +44,7 @@ def runtime_library(name: str) -> str:
 
 
 def build_all(folder: Path, builders: dict[str, Builder], isas: list[Isa], sanitize: str) -> None:
-    """FOLDER/<program>/<isa>.so, two compilers at a time."""
+    """Build FOLDER/<program>/<isa>.so for all, two compilers at a time."""
 
     def one(task: tuple[str, Builder, Isa]) -> None:
         name, builder, isa = task
@@ -55,14 +55,14 @@ def build_all(folder: Path, builders: dict[str, Builder], isas: list[Isa], sanit
 
 
 def drive(command: list[str], preload: str, *args: object, **options: str) -> subprocess.CompletedProcess[str]:
-    """run_sanitized.py in a process that loads `preload` first."""
+    """Run run_sanitized.py in a process that loads `preload` first."""
     env = os.environ | {"LD_PRELOAD": preload, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), **options}
     cmd = [*command, sys.executable, str(HERE / "run_sanitized.py"), *map(str, args)]
     return subprocess.run(cmd, env=env, capture_output=True, text=True, check=False)
 
 
 def checked(*caches: str) -> dict[str, Builder]:
-    """The programs that are built: all ops, and attention over these cache types; in `make soak` over every one."""
+    """The programs to build: all ops, and attention over these cache types; in `make soak` over all cache types."""
     names = ("ops", "states", "choosing", *(f"attention_{dtype}" for dtype in caches))
     return {name: builder for name, builder in programs().items() if SOAK or name in names}
 
@@ -70,7 +70,7 @@ def checked(*caches: str) -> dict[str, Builder]:
 def test_every_kernel_and_opcode_is_in_the_programs() -> None:
     steps = [step for builder in programs().values() for step in builder.steps]
     ours = {op for op in CPU_KERNELS.ops() if STEPS[op].__module__.startswith("icc.")}  # other tests add ops of theirs
-    together = {op for op in ours if issubclass(STEPS[op], Collective)}  # of ranks: test_ranks.py
+    together = {op for op in ours if issubclass(STEPS[op], Collective)}  # tested in test_ranks.py
     assert {step.op for step in steps} == ours - together
     bodies = [step.body for step in steps if isinstance(step, Pointwise)]
     assert {instruction.opcode for body in bodies for instruction in body.instructions} == set(OPCODES)
@@ -114,7 +114,7 @@ class TestAddresses:
 
 
 class TestThreads:
-    """ThreadSanitizer on the best level: the team's code is the same on all."""
+    """ThreadSanitizer on the best level: the code of the threads' team is the same on all."""
 
     def drive(self, libtsan: str, what: str, folder: Path) -> subprocess.CompletedProcess[str]:
         # It needs its own part of the address space, which a kernel that randomizes many bits may give away.
@@ -126,7 +126,8 @@ class TestThreads:
         return done
 
     def test_no_report(self, libtsan: str, tmp_path: Path) -> None:
-        """In `make test` where threads read what others have written: products, and attention split over threads."""
+        """In `make test`, programs whose threads read what others have written: products, and attention split over
+        threads."""
         build_all(tmp_path, checked("f32") if SOAK else {"small": small_program()}, [ISAS[BEST]], "thread")
         done = self.drive(libtsan, "all" if SOAK else "small", tmp_path)
         assert done.returncode == 0 and "clean" in done.stdout, done.stderr[-4000:]
@@ -135,7 +136,7 @@ class TestThreads:
     def test_a_barrier_that_orders_nothing_is_reported(
         self, libtsan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The threads still wait for each other, but nothing says that what one wrote is what another reads."""
+        """The threads still wait for each other, but nothing orders the writes of one before the reads of another."""
 
         def unordered(program: Program, isa: Isa) -> str:
             return re.sub(r"std::memory_order_\w+", "std::memory_order_relaxed", emit_source(program, isa))

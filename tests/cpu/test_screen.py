@@ -1,4 +1,4 @@
-"""Screened heads: a greedy batch gets the largest logit of the whole product, to the bit, with less to read."""
+"""Screened heads: a greedy batch gets the largest logit of the whole product, bit-equal, and reads less."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_the_largest_logit_is_that_of_the_whole_product(
             runner = Runner(ops_libraries[isa], ops_program, threads)
             whole, screened = (logits(runner, ops_program, tokens, greedy) for greedy in (False, True))
             for name in NAMES:
-                assert np.array_equal(screened[name].argmax(1), whole[name].argmax(1))  # of twins, the first
+                assert np.array_equal(screened[name].argmax(1), whole[name].argmax(1))  # the first of twins
                 known = np.isfinite(screened[name])
                 assert np.array_equal(screened[name][known], whole[name][known])
                 assert np.isneginf(screened[name][~known]).all()
-            if threads == 1:  # all rows are measured against the largest
+            if threads == 1:  # one thread compares all rows with the largest
                 assert np.isneginf(screened["screened"]).mean() > 0.9
             runner.close()
 
@@ -43,7 +43,7 @@ def test_the_largest_logit_is_that_of_the_whole_product(
 def test_without_what_it_knows_of_low_nibbles_it_would_be_misled(
     ops_program: Builder, ops_libraries: dict[str, Path]
 ) -> None:
-    """The planted row is one that the bound for random low nibbles loses: the test above would notice."""
+    """The bound for random low nibbles would discard the planted row: the test above would fail."""
     misled = Builder()
     add_screened(misled, np.random.default_rng(7), "screened_leaning", leans=False)
     for leans, expected in ((True, FIRST), (False, SECOND)):
@@ -57,7 +57,8 @@ def test_without_what_it_knows_of_low_nibbles_it_would_be_misled(
 def test_errors_that_are_not_random_are_noticed_and_it_rests(
     ops_program: Builder, ops_libraries: dict[str, Path]
 ) -> None:
-    """Activations in line with the low nibbles of a row of the sample: all is computed, for eight steps."""
+    """Activations in line with the low nibbles of a sampled row: all logits are computed, also in the next eight
+    steps."""
     low = (head("screened")[0][3] & 15) - np.float32(7.5)
     runner = Runner(ops_libraries[ISAS[0]], ops_program, 1)
     assert np.isfinite(logits(runner, ops_program, 1, True, **{"screened.x": low[None]})["screened"]).all()

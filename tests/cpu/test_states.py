@@ -1,4 +1,4 @@
-"""Kernels of recurrent layers: against a float64 recurrence, and in steps of any lengths with the same bits."""
+"""Kernels of recurrent layers: against a float64 recurrence, and bit-equal in steps of any lengths."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_any_split_gives_the_bits_of_the_recurrence(built: tuple[Builder, dict[s
         whole = split(runner, feeds, [TOKENS], TABLE)
         for case in b.cases:
             for name, expected in case.expect(whole).items():
-                # a sum that is a tie in one order and not in the other is rounded to bf16 the other way
+                # a sum that is a tie in only one order of additions may be rounded to bf16 the other way
                 near = 2e-3 if name.startswith("rounded") else 3e-6
                 assert np.abs(whole[name] - expected).max() < near * np.abs(expected).max(), name
         for ends in ([*range(1, TOKENS + 1)], [7, 8, 9, 21, 24, 36, 45], [1, 30, 45], [16, 40, 45]):
@@ -40,7 +40,7 @@ def test_any_split_gives_the_bits_of_the_recurrence(built: tuple[Builder, dict[s
             for name, found in again.items():
                 assert np.array_equal(found.view(np.int32), whole[name].view(np.int32)), (name, ends)
         bits.append(whole)
-        # a neighbour, and a step in whose block the state before is: another block gets a copy
+        # a second sequence, and a step whose block has the previous state: another block gets a copy
         first = Batch([(0, 20, TABLE), (0, 25, [7, 8, 9])], BLOCK)
         runner.step(first, {name: np.concatenate([value[:20], value[:25]]) for name, value in feeds.items()})
         second = Batch([(25, 20, [7, 8, 9, 10]), (20, 5, [3, 0, 5])], BLOCK)

@@ -1,4 +1,4 @@
-"""The C++ compilers: which is taken, and that clang's kernels from the package `ziglang` are as good as g++'s."""
+"""The C++ compilers: which one is chosen, and that kernels of clang from the package `ziglang` are as good as g++'s."""
 
 from __future__ import annotations
 

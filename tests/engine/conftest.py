@@ -22,7 +22,8 @@ class Compiled(NamedTuple):
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Callable[..., Compiled]:
-    """compiled(name, dtype="float32", **options): the engine of a tiny configuration, for this machine, to be read."""
+    """compiled(name, dtype="float32", **options): the engine of a tiny configuration for this machine; tests must not
+    change it."""
     import icc
 
     known: dict[tuple[Any, ...], Compiled] = {}

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, as far as huggingface_hub asks one for files: run with HF_ENDPOINT of it."""
+"""A local Hugging Face hub that answers huggingface_hub's requests for files: set HF_ENDPOINT to its address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHA = "a" * 40
 
 
 class Hub(NamedTuple):
-    """Its address, and the paths that were asked for."""
+    """A running hub: its address, and the paths that were requested."""
 
     address: str
     asked: list[str]
@@ -22,7 +22,7 @@ class Hub(NamedTuple):
 
 @contextlib.contextmanager
 def serving(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
-    """A hub with these models by name, each with its files."""
+    """A hub with `models`: the files of each model by its name."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,8 +1,9 @@
-"""`python fault_writer.py DIRECTORY EVERY`: writes a small engine again and again, with one system call failing.
+"""`python fault_writer.py DIRECTORY EVERY`: writes a small engine again and again, with one failing system call each
+time.
 
 For each call of `CALLS` and each error of it, the N-th such call of a write fails, for N = 1, 1 + EVERY, ... until a
 write gets through. strace injects the error into a child that is forked after the imports, so that a write takes
-milliseconds. Prints one JSON list per write: call, error, N, exit status, and which engine is there afterwards.
+milliseconds. Prints one JSON list per write: call, error, N, exit status, and which engine is in DIRECTORY afterwards.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ CALLS = {
     "rename": ("ENOSPC", "EIO", "KILL"),
     "openat": ("EMFILE",),
 }
-MISTAKE = 3  # exit status of a write that failed in words
+MISTAKE = 3  # exit status of a write that failed with a message
 
 
 def write(path: Path, generation: int) -> None:
-    """An engine whose files all hold the generation."""
+    """Write an engine whose files all hold `generation`."""
     with engine_output(path) as stage:
         (stage / "kernels").mkdir()
         for name in ("weights.safetensors", "program.json", "kernels/a.so"):
@@ -56,7 +57,7 @@ def write(path: Path, generation: int) -> None:
 
 
 def found(path: Path) -> int:
-    """The generation of the engine that is there, whole; raises if it is not."""
+    """The generation of the engine at `path`; raises an error if the engine is not whole."""
     manifest = read_manifest(path)
     check_listing(Folder(path), manifest)
     for name, entry in manifest.files.items():
@@ -118,7 +119,7 @@ def main(directory: Path, every: int) -> None:
                 left = sorted(item.name for item in directory.iterdir() if item != path)
                 print(json.dumps([call, error, when, status, now - generation, left]), flush=True)
                 generation = now
-                if status < 0:  # what a killed write left is removed by the next one, without anybody's help
+                if status < 0:  # the next write removes what a killed write left
                     write(path, generation + 1)
                     generation += 1
                     assert found(path) == generation and [item.name for item in directory.iterdir()] == [path.name]

@@ -1,6 +1,6 @@
-"""`python filled.py ENGINE SEQUENCES LENGTH [ANSWER]`: fills an engine and prints the bytes it takes then.
+"""`python filled.py ENGINE SEQUENCES LENGTH [ANSWER]`: fills an engine and prints the bytes that it then takes.
 
-ANSWER: how many of LENGTH tokens are generated (8); none where the engine embeds.
+ANSWER: how many of LENGTH tokens are generated (default 8); an engine that embeds generates none.
 """
 
 import sys
@@ -11,7 +11,7 @@ from icc.runtime.commands.resident import resident_bytes
 engine, sequences, length, answer = sys.argv[1], *map(int, [*sys.argv[2:], "8"][:3])
 prompts = [[3 + (7 * row + column) % 100 for column in range(length - answer)] for row in range(sequences)]
 for row, prompt in enumerate(prompts):
-    prompt[0] = 3 + row  # so that none is a prefix of another
+    prompt[0] = 3 + row  # no prompt is a prefix of another
 with icc.load(engine) as llm:
     if llm.manifest.embedding is not None:
         llm.embed(prompts)

@@ -1,5 +1,5 @@
-"""--spec assistant:DIR: an assistant that reads the model's keys and values guesses as transformers' does, and changes
-no token."""
+"""--spec assistant:DIR: an assistant that reads the model's keys and values makes transformers' guesses, and changes no
+token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Pair(NamedTuple):
-    """An engine compiled with an assistant, and what it was made of."""
+    """An engine compiled with an assistant, and its sources."""
 
     engine: Path
     folder: Path
@@ -46,7 +46,7 @@ def test_it_guesses_for_ranks(pair: Pair, plain: list[Any]) -> None:
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
-    """Greedy and sampled, and as transformers generates with the assistant."""
+    """Greedy and sampled tokens; greedy ones are also those of transformers with the assistant."""
     check_tokens(pair.engine, "assistant", plain)
     reference = pair.reference
     reference.assistant.generation_config.num_assistant_tokens = 4
@@ -62,12 +62,12 @@ def test_guesses_are_those_of_transformers(pair: Pair) -> None:
 
 
 def test_acceptance_is_theirs(pair: Pair) -> None:
-    """Of a greedy request."""
+    """A greedy request accepts as many guesses as the reference's would."""
     check_acceptance(pair.engine, "assistant", 0, pair.reference.chain)
 
 
 def test_it_has_no_cache_of_its_own(pair: Pair) -> None:
-    """The engine's KV layers are the model's; what the model has is stored once."""
+    """The engine's KV layers are the model's; weights that the assistant shares with the model are stored once."""
     with closing(open_engine(pair.engine)) as engine:
         program = engine.program
     assert [section.name for section in program.sections] == ["tap", "draft_layer"]
@@ -79,7 +79,7 @@ def test_it_has_no_cache_of_its_own(pair: Pair) -> None:
 
 
 def test_where_there_is_none(compiled: Any, tmp_path: Path) -> None:
-    """An engine compiled without, and a folder that is not there. Nothing is written."""
+    """An engine compiled without an assistant, and a missing folder. Nothing is written."""
     llama, output = compiled("llama"), tmp_path / "x.engine"
     with pytest.raises(UsageError, match="--spec assistant: the engine has no layer that guesses"):
         load(llama.engine, spec="assistant")
@@ -89,7 +89,7 @@ def test_where_there_is_none(compiled: Any, tmp_path: Path) -> None:
 
 
 def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
-    """An assistant of another model; what does not work with it. Nothing is written."""
+    """An assistant for another model; options that do not work with it. Nothing is written."""
     llama, output = compiled("llama"), tmp_path / "x.engine"
     checkpoint, spec = pair.folder / "model", f"assistant:{pair.folder / 'drafter'}"
     with pytest.raises(UsageError, match="the model has none"):

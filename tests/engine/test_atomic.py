@@ -1,4 +1,4 @@
-"""Whoever ends a command while it writes finds nothing half-written, also of what is being removed just then."""
+"""A command that is ended while it writes leaves nothing half-written, even while it removes files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRAPH = "graph(%token_ids: i64[T]):\n  %0: f32[T, 64] = icc.embedding(%token_ids
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What lies in the directory whenever the process would end."""
+    """The names in the directory, each time that the process would have exited."""
     found: list[list[str]] = []
 
     def end(code: int) -> None:
@@ -33,7 +33,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def terminated(*_: Any) -> None:
-    """SIGTERM, now."""
+    """Send SIGTERM to this process."""
     signal.raise_signal(signal.SIGTERM)
 
 
@@ -41,7 +41,7 @@ def terminated(*_: Any) -> None:
 def test_a_signal_while_something_half_written_is_removed(
     output: Callable[[Path], Any], tmp_path: Path, left: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the second Ctrl-C of somebody to whom removing the weights takes too long."""
+    """Like a second Ctrl-C of a user for whom removing the weights takes too long."""
     real = shutil.rmtree
 
     def removed(*arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`--quant auto`: an engine within its bytes, whose kernels agree with the reference interpreter."""
+"""`--quant auto`: an engine within the given bytes, whose kernels agree with the reference interpreter."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ FEW: Any = {"calib_sequences": 4, "calib_length": 32}
 def test_the_weights_fit_and_the_kernels_are_right(
     compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model whose head is its embedding too, and which has biases."""
-    monkeypatch.setattr(auto, "PALETTE", (("n", 3, 32), ("s", 6, 32)))  # every format is kernels to compile
+    """For a model with biases whose head is also its embedding."""
+    monkeypatch.setattr(auto, "PALETTE", (("n", 3, 32), ("s", 6, 32)))  # every format needs kernels to be compiled
     model = compiled("llama-mqa_tied_biases_llama3", max_step_tokens=16).checkpoint
     engine = icc.compile(model, tmp_path / "e", target="native", quant="auto", size=100_000, **FEW)
     report = json.loads((engine / "report.json").read_text())
@@ -102,7 +102,7 @@ def test_refusals(
     tmp_path: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "measure", None)  # it takes minutes: whatever cannot be is told before
+    monkeypatch.setattr(auto, "measure", None)  # it takes minutes: options are refused before
     arguments = ["compile", compiled("llama").checkpoint, "-o", tmp_path / "e", "--calib-length", 16, *options]
     result = CliRunner().invoke(main, [str(a) for a in arguments])
     assert result.exit_code == UsageError.exit_code and words in " ".join(result.output.split())
@@ -119,7 +119,7 @@ def test_sizes() -> None:
 
 
 def test_rotated_first(compiled: Callable[..., Any]) -> None:
-    """An embedding that was one matrix with the head is a weight of its own then, and is chosen for like the others."""
+    """After rotation, an embedding that was tied to the head is a separate weight; its format is chosen like others."""
     model = Path(compiled("llama-mqa_tied_biases_llama3").checkpoint)
     options = CompileOptions(model, Path("unused"), target="cpu", quant="auto", size=90_000, rotate=True)
     graph = load_graph(options.model)

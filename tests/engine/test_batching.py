@@ -1,4 +1,4 @@
-"""What else is in the batch, how prompts are cut and whether a request was preempted never changes a token (R7)."""
+"""Other requests in the batch, the chunks of prompts and preemption never change a token (R7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prompts() -> list[list[int]]:
 
 
 def limited(llm: icc.LLM, **limits: int) -> icc.LLM:
-    """The same engine with smaller limits of a step, or fewer KV blocks."""
+    """Reduce the step limits or the KV blocks of an engine; returns `llm`."""
     for name, value in limits.items():
         assert value <= getattr(llm.executor, name)
         setattr(llm.executor, name, value)
@@ -65,7 +65,7 @@ def test_preemption_changes_nothing(compiled: Callable[..., Any]) -> None:
     from icc.runtime.format.load import open_engine
 
     block = open_engine(engine).program.kv.groups[0].block_bytes()
-    with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and little more
+    with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and a little more
         assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected
 
 
@@ -98,7 +98,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
         expected = [bits(llm.generate([tokens], params)[0]) for tokens, params in asked]
         while pairs < PAIRS:
             size = source.randrange(2, 33)
-            if source.random() < 0.6:  # else the prefix cache stays
+            if source.random() < 0.6:  # else the prefix cache is kept
                 batch = source.randrange(1, 33)
                 preemptions += llm.loop.scheduler.num_preemptions
                 executor = llm.executor
@@ -107,7 +107,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
                 llm.loop.reset()
             chosen = source.sample(range(len(asked)), size)
             generations = [llm.loop.add(*asked[number])[0] for number in chosen]
-            for generation in source.sample(generations, size // 8):  # some go in the middle of it
+            for generation in source.sample(generations, size // 8):  # some are cancelled in the middle
                 llm.loop.step()
                 llm.loop.end(generation)
             while llm.loop.has_work():
@@ -131,10 +131,10 @@ def bits(completion: Any) -> tuple[Any, ...]:
 
 
 class Poison:
-    """Sets every bit of KV blocks before each step, which is NaN in every cache type (and in the scales of int8).
+    """Sets every bit of KV blocks before each step: NaN in every cache type (and in the scales of int8).
 
-    The blocks that hold nothing are poisoned each time, so that a block is full of NaN when it is given to a request;
-    those of one running request once, so that it fails.
+    Free blocks are poisoned before each step, so that a block is full of NaN when a request gets it; the blocks of one
+    running request are poisoned once, so that it fails.
     """
 
     def __init__(self, llm: icc.LLM) -> None:
@@ -152,7 +152,7 @@ class Poison:
             for number, table in enumerate(started[1].block_tables):
                 self.fill(number, [block for block in table if block != NO_BLOCK])
         zeros = [(number, block) for number, upkeep in enumerate(batch.upkeep) for block in upkeep.zeros]
-        # so that it is the step that zeroes it; what was given back before the request failed may not be poisoned
+        # not zero yet: the step zeroes them. Blocks freed before the request failed may not be poisoned
         assert all(any(self.read(number, block)) for number, block in zeros if not number)
         tokens = self.step(batch)
         for number, block in zeros:
@@ -180,7 +180,7 @@ class Poison:
 def test_what_a_block_held_before_changes_nothing(
     name: str, option: dict[str, str], compiled: Callable[..., Any]
 ) -> None:
-    """R6: kernels never compute with what is left in a block, not even times zero: not of a request that failed."""
+    """R6: kernels never compute with the old content of a block, not even times zero, even if a request failed."""
     engine = compiled(name, **option, **LIMITS).engine
     expected = alone(engine)
     with small(icc.load(engine)) as llm:

@@ -15,9 +15,9 @@ from sizes import soak
 from .conftest import Compiled
 
 PROMPT = [1, 17, 93, 44, 8, 61, 30, 30, 5, 77, 12]
-# with so many ends there are always some texts that have ended, in random models too
+# with so many stop tokens some texts always end, even with random models
 ENDS = [2, 9, 23, 31, 40, 58, 66, 71, 84, 95, 101, 110]
-# one of keys and values, of windows, of latents, of recurrent states of three kinds, of learned positions
+# caches of keys and values, windows, latents, three kinds of recurrent states; learned positions
 MODELS = [
     *((name, {}) for name in ("llama", "gemma3", "qwen3_next-delta_rule")),
     *soak(("deepseek_v3-latent_grouped_routing", {})),
@@ -63,11 +63,11 @@ def own_params(max_tokens: int, case: dict[str, Any], **more: Any) -> icc.Sampli
 
 
 def check(completions: list[icc.Completion], found: Any, oracle: Any, ends: list[int]) -> None:
-    """The same texts in the same order, with the same scores and the same log-probabilities of tokens."""
+    """Check for equal texts in equal order, with equal scores and log-probabilities of tokens."""
     start = len(completions[0].prompt_token_ids)
     shares = oracle.compute_transition_scores(found.sequences, found.scores, found.beam_indices).numpy()
     assert len(completions) == len(found.sequences)
-    lengths = (found.beam_indices >= 0).sum(dim=1).tolist()  # what comes after is padding
+    lengths = (found.beam_indices >= 0).sum(dim=1).tolist()  # later tokens are padding
     for one, sequence, length, score, share in zip(
         completions, found.sequences.tolist(), lengths, found.sequences_scores.tolist(), shares, strict=True
     ):
@@ -84,8 +84,8 @@ def check(completions: list[icc.Completion], found: Any, oracle: Any, ends: list
 def test_texts_and_scores_are_those_of_transformers(
     compiled: Callable[..., Compiled], model: str, options: dict[str, Any]
 ) -> None:
-    """Five cases of each of six models, and of one that two processes run together; alone and all at the same time,
-    where they share what they have in common."""
+    """Five cases for each of six models, and for one that two processes run together; one at a time, and all at the
+    same time with shared prefixes."""
     made = compiled(model, **options)
     source = random.Random(7)
     asked = []
@@ -106,7 +106,7 @@ def test_texts_and_scores_are_those_of_transformers(
 
 
 class Forced:
-    """A grammar of one text."""
+    """A grammar that allows one text."""
 
     def __init__(self, tokens: list[int], vocab: int) -> None:
         self._left, self._vocab = tokens, vocab
@@ -139,8 +139,8 @@ class Forced:
 def test_a_beam_sees_what_its_text_alone_would(
     compiled: Callable[..., Compiled], model: str, options: dict[str, Any]
 ) -> None:
-    """Each text that beams find, generated once more by itself, token by token, has the log-probabilities that it had
-    among the others, though beams were preempted on the way; with caches, too, that transformers does not have."""
+    """Each text that the beams find is generated again by itself, token by token, and has the same log-probabilities,
+    though beams were preempted; also with caches that transformers does not have."""
     made = compiled(model, **options)
     prompt = random.Random(3).choices(range(3, 119), k=75)
     params = icc.SamplingParams(beams=4, n=4, max_tokens=24, logprobs=0, ignore_eos=True, early_stopping="never")

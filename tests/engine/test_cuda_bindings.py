@@ -1,4 +1,4 @@
-"""A GPU engine through the real cuda-bindings, over a driver library that has no GPU but refuses what a driver refuses:
+"""A GPU engine through the real cuda-bindings, over a driver library without a GPU that refuses what a driver refuses:
 launches that do not agree with their cubins, pointers outside of allocations, a missing context, sync in a capture."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(compiled: Callable[..., Any]) -> Path:
-    """A real engine with cubins, as small as can be, whose early exit guesses."""
+    """A real engine with cubins, as small as possible, with an early exit as drafter."""
     return compiled("llama", "bfloat16", target="h100", quant="rtn4", spec="layer-skip:1", **SMALL).engine
 
 

@@ -1,4 +1,4 @@
-"""`icc compile --like`: engines that have what differs from another, and open beside it."""
+"""`icc compile --like`: engines that hold only the weights that differ from a base engine, and need it when opened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
 
 @pytest.fixture(scope="module")
 def made(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """An engine and a delta beside it."""
+    """Compile an engine and a delta engine beside it."""
     found: dict[Any, tuple[Path, Path]] = {}
 
     def make(target: str = "native", **options: Any) -> tuple[Path, Path]:
@@ -167,8 +167,8 @@ def test_options_are_the_engines(
 def test_each_rank_has_what_differs(
     ranks: dict[str, int], made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Beside the base's file of that rank; the answers are those of the checkpoint by itself, as one file too. A part
-    that has changed is told by the rank that has it."""
+    """Each rank has a delta beside the base's file of that rank; the answers are those of the checkpoint compiled
+    alone, also as one file. A changed file is refused with the number of its rank."""
     base, delta = made(quant="none", **ranks)
     assert {path.name for path in delta.iterdir() if path.suffix == ".safetensors"} == {
         "delta.safetensors", "delta-1.safetensors",

@@ -1,4 +1,4 @@
-"""--spec dflash:DIR: a drafter of blocks guesses as published code does, and changes no token."""
+"""--spec dflash:DIR: a drafter of blocks makes the guesses of published code, and changes no token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 class Pair(NamedTuple):
-    """An engine compiled with a drafter, and what it was made of."""
+    """An engine compiled with a drafter, and its sources."""
 
     engine: Path
     folder: Path
@@ -53,7 +53,7 @@ def test_it_guesses_for_ranks(pair: Pair, plain: list[Any]) -> None:
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
-    """Greedy and sampled."""
+    """Greedy and sampled tokens."""
     check_tokens(pair.engine, "dflash", plain)
 
 
@@ -62,17 +62,18 @@ def test_it_guesses_only_where_that_pays(pair: Pair, plain: list[Any]) -> None:
 
 
 def test_guesses_are_those_of_published_code(pair: Pair) -> None:
-    """Whole blocks, wherever the blocks of the cache end."""
+    """Guesses of whole blocks, wherever the blocks of the cache end."""
     check_chains(pair.engine, "dflash", pair.reference.chain)
 
 
 def test_acceptance_is_theirs(pair: Pair) -> None:
-    """Of a greedy request."""
+    """A greedy request accepts as many guesses as the reference's would."""
     check_acceptance(pair.engine, "dflash", 4, pair.reference.chain)
 
 
 def test_what_the_engine_says_of_it(pair: Pair) -> None:
-    """Some blocks of the cache are nobody's, so that guesses have a place; what the model has is stored once."""
+    """Some blocks of the cache are reserved for guesses; weights that the drafter shares with the model are stored
+    once."""
     with closing(open_engine(pair.engine)) as engine:
         program = engine.program
     assert (program.speculation.drafter, program.speculation.block, program.speculation.mask_token) == (
@@ -87,7 +88,8 @@ def test_what_the_engine_says_of_it(pair: Pair) -> None:
 
 
 def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
-    """An engine compiled without; a drafter of another model; what does not work with it. Nothing is written."""
+    """An engine compiled without a drafter; a drafter for another model; options that do not work with it. Nothing is
+    written."""
     llama, output = compiled("llama"), tmp_path / "x.engine"
     checkpoint, spec = pair.folder / "model", f"dflash:{pair.folder / 'drafter'}"
     with pytest.raises(UsageError, match="--spec dflash: the engine has no layer that guesses"):

@@ -1,4 +1,4 @@
-"""`icc diff`: what two engines differ in."""
+"""`icc diff`: the differences between two engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def diff(*paths: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def engines(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """An engine of a tiny llama, one of whose matrices is twice as large where `changed`."""
+    """Compiles a tiny llama; with `changed`, the values of one matrix are doubled."""
     folder = tmp_path_factory.mktemp("diff")
     tiny.save_tiny(tiny.tiny_configs()["llama"], folder / "plain")
     shutil.copytree(folder / "plain", folder / "changed")

@@ -1,4 +1,4 @@
-"""Drawn configurations of many model types, as whole engines beside transformers: benchmarks/family_variants.py."""
+"""Random configurations of many model types, whole engines against transformers: benchmarks/family_variants.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options as a stranger combines them, drawn: an engine that is right, or one line before any kernel is compiled."""
+"""Random combinations of options give a correct engine, or a one-line error before any kernel is compiled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from icc.compiler.kv_formats import cache_options
 from icc.compiler.quantization import QUANTIZATIONS
 from sizes import soak
 
-CODES = (2, 12, 30)  # a wrong argument; what cannot be compiled; no kernel
+CODES = (2, 12, 30)  # a wrong argument; an unsupported model; a missing kernel
 
 
 def drawn(draw: random.Random) -> dict[str, Any]:
-    """Options of `icc.compile` that hold together more often than not."""
+    """Random options of `icc.compile`, more often consistent than not."""
     found: dict[str, Any] = {
         "quant": draw.choice(sorted(QUANTIZATIONS)),
         "kv_cache": draw.choice(sorted(cache_options())),

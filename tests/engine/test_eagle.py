@@ -1,4 +1,5 @@
-"""--spec eagle:DIR: an EAGLE-3 drafter of each published layout guesses as its forward says, and changes no token."""
+"""--spec eagle:DIR: an EAGLE-3 drafter of each published layout makes the guesses of its forward, and changes no
+token."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Pair(NamedTuple):
-    """An engine compiled with a drafter, and what it was made of."""
+    """An engine compiled with a drafter, and its sources."""
 
     engine: Path
     checkpoint: Path
@@ -44,7 +45,7 @@ def plain(pair: Pair) -> list[Any]:
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
-    """Greedy and sampled."""
+    """Greedy and sampled tokens."""
     check_tokens(pair.engine, "eagle", plain)
 
 
@@ -64,7 +65,7 @@ def test_guesses_are_those_of_the_published_forward(pair: Pair) -> None:
 
 
 def test_what_the_engine_says_of_it(pair: Pair) -> None:
-    """Its weights count; what the model has is stored once."""
+    """The engine has the drafter's own weights; those that it shares with the model are stored once."""
     with closing(open_engine(pair.engine)) as engine:
         program = engine.program
     assert [section.name for section in program.sections] == ["tap", "draft_layer"]
@@ -77,7 +78,7 @@ def test_what_the_engine_says_of_it(pair: Pair) -> None:
 
 
 def test_what_it_was_compiled_with_is_recorded_by_content(pair: Pair, tmp_path: Path) -> None:
-    """No path is in the engine, and a compile of other weights needs the directory again."""
+    """No path is in the engine, and a refit to other weights needs the drafter's directory again."""
     facts = json.loads((pair.engine / "report.json").read_text())["options"]
     assert facts["spec"].startswith("eagle:") and str(pair.folder) not in facts["spec"]
     with pytest.raises(UsageError, match="was compiled with --spec") as error:
@@ -86,7 +87,8 @@ def test_what_it_was_compiled_with_is_recorded_by_content(pair: Pair, tmp_path: 
 
 
 def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
-    """An engine compiled without; a drafter of another model; what does not work with it. Nothing is written."""
+    """An engine compiled without a drafter; a drafter for another model; options that do not work with it. Nothing is
+    written."""
     llama, output = compiled("llama"), tmp_path / "x.engine"
     spec = f"eagle:{pair.folder}"
     with pytest.raises(UsageError, match="--spec eagle: the engine has no layer that guesses"):

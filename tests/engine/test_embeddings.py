@@ -1,4 +1,4 @@
-"""Engines compiled with --task embed: vectors equal to those made of transformers' hidden states."""
+"""Engines compiled with --task embed: vectors equal to those computed from transformers' hidden states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prompts_of(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 
 
 def expected(oracle: Any, prompts: list[list[int]], pooling: str, normalize: bool) -> np.ndarray:
-    """By transformers: hidden states behind the last norm, in float32."""
+    """The vectors [prompts, H] pooled in float32 from transformers' hidden states after the last norm."""
     import torch
 
     rows = []
@@ -49,7 +49,7 @@ def expected(oracle: Any, prompts: list[list[int]], pooling: str, normalize: boo
 
 
 def write_modules(path: Path, pooling: str, *more: str) -> None:
-    """What sentence-transformers writes beside a checkpoint."""
+    """Write the files that sentence-transformers adds to a checkpoint."""
     names = ["Transformer", "Pooling", *more]
     entries = [
         {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": SENTENCE + name}
@@ -66,7 +66,7 @@ def write_modules(path: Path, pooling: str, *more: str) -> None:
 
 @pytest.fixture(scope="session")
 def embedder(compiled: Callable[..., Compiled], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
-    """embedder(name, headless, **options): an engine that embeds; headless: of a checkpoint without LM head."""
+    """embedder(name, headless, **options): an engine that embeds; headless: its checkpoint has no LM head."""
     known: dict[Any, Compiled] = {}
 
     def get(name: str, headless: bool = False, **options: Any) -> Compiled:
@@ -87,7 +87,7 @@ def embedder(compiled: Callable[..., Compiled], tmp_path_factory: pytest.TempPat
 
 
 def pooled(engine: Path, to: Path, pooling: str, normalize: bool) -> Path:
-    """The same engine with another pooling, as a compile would have written it."""
+    """A copy of the engine in `to` with another pooling, as a compile would have written it."""
     from icc.runtime.format.digest import encode_sealed
     from icc.runtime.format.load import read_manifest
     from msgspec.structs import replace
@@ -110,7 +110,8 @@ def pooled(engine: Path, to: Path, pooling: str, normalize: bool) -> Path:
 def test_equal_to_transformers(
     pooling: str, normalize: bool, embedder: Callable[..., Compiled], tmp_path: Path
 ) -> None:
-    """Prompts of odd lengths, more than a batch, longer than a step; alone and together, twice for the prefix cache."""
+    """Prompts of odd lengths, more than a batch, longer than a step; alone and together, and again from the prefix
+    cache."""
     source = embedder("llama", headless=True)
     engine = pooled(source.engine, tmp_path / "x.engine", pooling, normalize)
     prompts = prompts_of()
@@ -128,7 +129,8 @@ def test_equal_to_transformers(
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_other_shapes_with_a_head_in_the_checkpoint(name: str, tiny: Any, tmp_path: Path) -> None:
-    """The head is left out, whatever the model's end looks like; nothing of it is taken for a head and kept wider."""
+    """The head is left out, whatever the model's last layers look like; no other matrix is taken for a head and kept
+    wider."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
     from icc.passes import pipelines
@@ -232,7 +234,7 @@ def test_what_sentence_transformers_wrote_decides(tmp_path: Path) -> None:
     for wrote, kinds in (
         ({"pooling_mode": "weightedmean"}, ("weightedmean",)),
         ({"pooling_mode": ["mean_sqrt_len_tokens", "lasttoken"]}, ("mean_sqrt_len", "last")),
-        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),  # not as they are written
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),  # in another order
         ({}, ("mean",)),
     ):
         config.write_text(json.dumps(wrote))

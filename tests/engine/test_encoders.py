@@ -1,4 +1,4 @@
-"""Encoders: tokens see later ones, a sequence runs in one step, and nothing of it is kept."""
+"""Encoders: tokens attend to later ones, a sequence runs in one step, and nothing is cached."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ DEBERTA = {
     "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True,
     "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0, "num_hidden_layers": 1,
 }  # fmt: skip
-# a class of configurations of transformers, and what is said of it besides SIZES
+# a configuration class of transformers, and its arguments besides SIZES
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
-    "roberta": ("XLMRobertaConfig", {"type_vocab_size": 1}),  # positions that count from behind the padding token
-    "mpnet": ("MPNetConfig", {}),  # a bias by distance, and another padding token than the configuration's
+    "roberta": ("XLMRobertaConfig", {"type_vocab_size": 1}),  # positions count from the padding token's id + 1
+    "mpnet": ("MPNetConfig", {}),  # a bias by distance, and a padding token that is not the configuration's
     "deberta": ("DebertaV2Config", DEBERTA),  # biases of queries and of keys by distance
-    "squeezebert": ("SqueezeBertConfig", {"embedding_size": 32}),  # products of groups, as convolutions of one tap
-    "layoutlm": ("LayoutLMConfig", {}),  # a mask of its own
+    "squeezebert": ("SqueezeBertConfig", {"embedding_size": 32}),  # grouped products, as convolutions of one tap
+    "layoutlm": ("LayoutLMConfig", {}),  # its own attention mask
     "distilbert": ("DistilBertConfig", DISTILLED),
-    "modernbert": ("ModernBertConfig", MODERN),  # windows to both sides
+    "modernbert": ("ModernBertConfig", MODERN),  # windows on both sides
     "gemma": ("Gemma3TextConfig", GEMMA),
-    "t5": ("T5Config", T5),  # the half that reads
+    "t5": ("T5Config", T5),  # the encoder half
     "llama": ("LlamaConfig", {"pad_token_id": 0}),  # a decoder that scores
 }
 TOKENS = 23
@@ -79,7 +79,7 @@ def ids_of(length: int) -> list[int]:
 
 
 def run_model(model: Any, ids: list[int], types: list[int] | None = None) -> Any:
-    """By transformers: hidden states [T, H], or scores [labels]."""
+    """The output of transformers: hidden states [T, H], or scores [labels]."""
     import torch
 
     given = {"token_type_ids": torch.tensor([types])} if types else {}
@@ -103,7 +103,7 @@ def through_passes(graph: Any) -> Any:
     ],
 )
 def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path) -> None:
-    """Of the first token, or a dense layer behind the mean of all."""
+    """The row of the first token, or a dense layer after the mean of all rows."""
     import torch
 
     model = saved(kind, tmp_path, "embed")
@@ -132,7 +132,7 @@ def test_the_graph_has_the_scores_of_the_model(kind: str, tmp_path: Path) -> Non
 
 
 def test_an_engine_embeds_whole_prompts(tmp_path: Path) -> None:
-    """Prompts of odd lengths, more than a batch; alone and together they have the same bits."""
+    """Prompts of odd lengths, more than a batch: bit-equal alone and together."""
     model = saved("bert", tmp_path, "embed", num_hidden_layers=1)
     icc.compile(tmp_path, tmp_path / "x.engine", task="embed", target="native", max_batch_size=4, max_step_tokens=16)
     prompts = [ids_of(length) for length in (1, 2, 23, 40, 70, 17, 33)]
@@ -151,7 +151,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"which word is here the first one 
 
 
 def write_tokenizer(path: Path) -> None:
-    """Words, and pairs as BERT has them."""
+    """Write a tokenizer of whole words, with BERT's template for pairs."""
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
 
@@ -163,7 +163,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def test_an_engine_scores_pairs_of_texts(tmp_path: Path) -> None:
-    """By the tokens' types too, which the tokenizer says; two labels, the second of which means a good pair."""
+    """Scores also depend on the token types that the tokenizer gives; of two labels, the second means a good pair."""
     import torch
 
     model = saved("bert", tmp_path, "rerank", num_hidden_layers=1, num_labels=2)
@@ -203,7 +203,7 @@ TEMPLATE = (
 
 
 def test_words_tell_a_score(tmp_path: Path) -> None:
-    """As sentence-transformers' LogitScore has it: of the next token's logits, one less another."""
+    """As in sentence-transformers' LogitScore: the difference of two logits of the next token."""
     import torch
     import transformers
     from icc.compiler.frontend.source.pair_template import texts_around
@@ -245,7 +245,7 @@ def test_words_tell_a_score(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_an_encoder_generates_nothing(tmp_path: Path) -> None:
-    saved("gemma", tmp_path, "embed")  # of a type that decodes elsewhere
+    saved("gemma", tmp_path, "embed")  # other checkpoints of this type decode
     with pytest.raises(UnsupportedModel, match="bidirectional") as refused:
         icc.compile(tmp_path, tmp_path / "x.engine")
     assert "--task embed" in refused.value.hint

@@ -1,4 +1,4 @@
-"""The engine directory: equal inputs give equal bytes, failures leave nothing, other machines are told why."""
+"""The engine directory: equal inputs give equal bytes, failures leave nothing, other machines get a reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_same_inputs_give_the_same_bytes_and_progress_is_told(
 
 
 def test_what_ends_a_text_is_also_what_the_tokenizer_calls_so(tmp_path: Path) -> None:
-    """A fine-tune's end of turn stands in tokenizer_config.json alone, as a rule."""
+    """A fine-tuned model usually has its end of turn in tokenizer_config.json alone."""
     config, generation = {"eos_token_id": 5}, {"eos_token_id": [3, 4]}
     assert end_token_ids(tmp_path, config, {}) == [5] and end_token_ids(tmp_path, config, generation) == [3, 4]
     tokens = [{"id": 4, "content": "</s>"}, {"id": 9, "content": "<|im_end|>"}]
@@ -71,7 +71,7 @@ def test_what_ends_a_text_is_also_what_the_tokenizer_calls_so(tmp_path: Path) ->
     ("generation", "alone", "in_conversations"),
     [
         ({}, None, 1.0),
-        ({"temperature": 0.4}, None, 1.0),  # transformers is greedy then, and warns
+        ({"temperature": 0.4}, None, 1.0),  # transformers is greedy here, and warns
         ({"do_sample": False}, 0.0, 0.0),
         ({"do_sample": True}, 1.0, 1.0),
         ({"do_sample": True, "temperature": 0.4, "top_k": 5}, 0.4, 0.4),
@@ -103,7 +103,7 @@ def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:
 
 
 def test_avx_vnni_is_named_where_the_cpu_has_it(compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its library loads on any machine; a client of Intel's would run it."""
+    """Its library loads on any machine; Intel's client CPUs run it."""
     from icc.runtime.commands import doctor, inspect
 
     engine, flags = compiled("llama", quant="rtn4", target="cpu").engine, frozenset(("avx2", "fma", "f16c", "avx_vnni"))
@@ -122,7 +122,7 @@ def test_avx_vnni_is_named_where_the_cpu_has_it(compiled: Callable[..., Any], mo
 def test_amx_is_named_where_the_system_allows_it(
     compiled: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, allowed: bool
 ) -> None:
-    """Its library, too, loads on any machine; where tiles are refused, the next level runs and a line says why."""
+    """Its library also loads on any machine; if the system refuses tiles, the next level runs and a line says why."""
     from icc.compiler.backends.cpu.isa import AMX
     from icc.runtime.commands import doctor, inspect
     from icc.runtime.format import isa
@@ -143,7 +143,7 @@ def test_amx_is_named_where_the_system_allows_it(
 def test_amx_gives_the_bits_and_tokens_of_avx512_vnni(
     compiled: Callable[..., Any], compiler_runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both levels by the same model of their instructions, in one engine, whose weights they share."""
+    """Both levels run with the same model of their instructions, in one engine, and share its weights."""
     from icc.compiler.backends.cpu import backend
 
     found = runnable_amx()
@@ -154,7 +154,7 @@ def test_amx_gives_the_bits_and_tokens_of_avx512_vnni(
     sources = {name: (engine / "kernels" / f"{name}.cpp").read_text() for name in ("amx", "avx512vnni")}
     assert "TilesInUse use(QUANT_Q4" in sources["amx"] and "TilesInUse" not in sources["avx512vnni"]
     found = []
-    for isa in (None, "avx512vnni"):  # None: the best, which is AMX's
+    for isa in (None, "avx512vnni"):  # None: the best level, here AMX
         with icc.load(engine, isa=isa) as llm:
             [completion] = llm.generate(
                 [list(range(3, 43))], icc.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -176,7 +176,7 @@ def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:
 
 
 def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    """Its bytecode lies beside them; a source that was changed is compiled rather than passed over."""
+    """Their bytecode lies beside them; a changed source is compiled again instead of being ignored."""
     engine = tmp_path / "copy.engine"
     shutil.copytree(compiled("llama", quant="rtn4").engine, engine)
     script = """if True:
@@ -234,7 +234,7 @@ def _poison(file: Path, name: str) -> None:
 
 @pytest.mark.soak
 def test_a_full_disk_is_said_in_words(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    """RLIMIT_FSIZE stands in for the disk: the write fails with EFBIG in the middle of the weights."""
+    """RLIMIT_FSIZE stands for a full disk: the write fails with EFBIG in the middle of the weights."""
     checkpoint = compiled("llama").checkpoint
     out = tmp_path / "e.engine"
     script = "ulimit -f 150; trap '' XFSZ; exec \"$@\""
@@ -262,7 +262,7 @@ def test_a_killed_compile_keeps_the_old_engine(
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert files(out) == before
-    monkeypatch.undo()  # what comes now needs no compiler that takes its time
+    monkeypatch.undo()  # no slow compiler from here on
     icc.compile(checkpoint, out, target="native", force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["e.engine"], "what the killed compile left is gone"
 

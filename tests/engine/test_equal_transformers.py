@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "gemma3-odd_untied", "gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing",
 )  # fmt: skip
-# families that have no kernel of their own, or that other tests of engines are about
+# families that need no kernel of their own, or that other tests of engines cover
 OTHERS = (
     "llama-odd", "mistral", "qwen2-window", "qwen3", "qwen3_moe", "gemma2", "mixtral", "phi3-mha_partial_tied",
     "gpt_neox", "opt", "gpt2", "cohere-interleaved_rotary",
 )  # fmt: skip
-# float32 all the way: what is left is the order of additions
+# float32 throughout: only the order of additions differs
 TOLERANCE = 5e-5
 
 
@@ -46,12 +46,12 @@ def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny:
 
 @pytest.mark.parametrize("name", ["gemma2", *soak("mixtral")])
 def test_libraries_as_they_are_shipped(name: str, compiled: Callable[..., Any], tiny: Any, as_shipped: None) -> None:
-    """With all optimizations of the C++ compiler, which the other tests leave out."""
+    """With all optimizations of the C++ compiler; other tests use -O1."""
     test_logits_and_greedy_tokens(name, compiled, tiny)
 
 
 def _greedy(oracle: Any, ids: list[int], count: int) -> list[int]:
-    """Greedy tokens of transformers without a cache."""
+    """The first `count` greedy tokens of transformers without a cache."""
     ids = list(ids)
     start = len(ids)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""--kv-policy: engines that give tokens up say so, keep within their memory, and answer as the reference does."""
+"""--kv-policy: engines that evict tokens say so, stay within their memory, and answer as the reference does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMITS = {"max_seq_len": LENGTH, "max_step_tokens": STEP, "max_batch_size": BATC
 def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     config = tiny.tiny_configs()["llama"]
-    config.max_position_embeddings = 64  # a policy that bounds distances goes on beyond it
+    config.max_position_embeddings = 64  # a policy that bounds distances may exceed it
     tiny.save_tiny(config, path)
     return path
 
@@ -42,7 +42,7 @@ def streaming(model: Path) -> Path:
 
 
 def reference(model: Path, policy: str, ids: list[int]) -> np.ndarray:
-    """Logits of every token by the interpreter."""
+    """The interpreter's logits [T, vocab] of all tokens."""
     kept = read_eviction(policy)
     graph = load_graph(model, LENGTH, policy=kept)
     for phase in (pipelines.canonicalize(), pipelines.attention(kept)):
@@ -63,7 +63,7 @@ def test_streaming_answers_as_the_reference_far_beyond_the_models_positions(mode
         params = icc.SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
         [first] = llm.generate([IDS[:90]], params)
         teacher = llm.logits([*IDS[:90], *first.token_ids])[89:-1]
-        assert np.argmax(teacher, axis=1).tolist() == list(first.token_ids)  # one by one, or in chunks
+        assert np.argmax(teacher, axis=1).tolist() == list(first.token_ids)  # token by token equals in chunks
         loop = llm.loop
         again, other = loop.add(IDS[:90], params)[0], loop.add(IDS[90:200], params)[0]
         group, most, steps = loop.scheduler.kv.groups[0], 0, 0
@@ -126,7 +126,8 @@ def test_what_no_gpu_kernel_does_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", soak("h2o:budget=64,recent=16", "snapkv:budget=64,recent=16"))
 def test_what_is_chosen_by_attention(policy: str, tiny: Any, tmp_path: Path) -> None:
-    """Equal tokens whatever shares the batch, and after preemption; of H2O those of the reference; bounded blocks."""
+    """Equal tokens whatever else is in the batch, and after preemption; H2O's are those of the reference; bounded
+    blocks."""
     model, config = tmp_path / "model", tiny.tiny_configs()["llama"]
     config.max_position_embeddings = LENGTH
     tiny.save_tiny(config, model)

@@ -1,4 +1,5 @@
-"""--gate measures an engine as built before it is written; canary prompts tell a machine on which it is wrong."""
+"""--gate measures the built engine before it is written; canary prompts detect a machine on which its answers are
+wrong."""
 
 from __future__ import annotations
 
@@ -124,7 +125,7 @@ def test_gates_that_nothing_can_be_measured_for(model: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def broken(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine whose kernels read other weights than they were made for, though every hash is right."""
+    """An engine with the wrong weights for its kernels, though every hash is right."""
     engine = tmp_path_factory.mktemp("broken") / "e.engine"
     shutil.copytree(compiled("llama", quant="rtn4").engine, engine)
     manifest = read_manifest(engine)
@@ -143,7 +144,7 @@ def broken(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
 
 def test_kernels_that_answer_wrongly_are_refused_at_load(broken: Path, compiled: Callable[..., Any]) -> None:
     with icc.load(broken, threads=1):
-        pass  # as ever, where nobody asks
+        pass  # loads if the check is not requested
     with pytest.raises(WrongAnswersError, match="wrong answers on this machine: canary prompt 0") as caught:
         icc.load(broken, threads=1, verify_answers=True)
     assert caught.value.exit_code == 46 and not caught.value.found <= caught.value.allowed

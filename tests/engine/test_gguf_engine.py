@@ -1,4 +1,4 @@
-"""A GGUF file to an engine: `icc compile FILE.gguf`, with its tokenizer, chat template and special tokens."""
+"""From a GGUF file to an engine: `icc compile FILE.gguf`, with its tokenizer, chat template and special tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def metadata(writer: Any) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A file of mixed types, as K_M files are, and transformers' model of its values."""
+    """A file of mixed types, like K_M files, and transformers' model with its values."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_files_values(made: tuple[Path, Any], engine: Pa
 
 
 def test_blocks_are_cut_between_ranks(made: tuple[Path, Any], engine: Path, tmp_path: Path) -> None:
-    """Each rank has the blocks of the file, whole ones; the logits are those of one rank."""
+    """Each rank has whole blocks of the file; the logits are those of one rank."""
     two = icc.compile(made[0], tmp_path / "two.engine", target="native", max_seq_len=64, tensor_parallel=2)
     ids = list(range(3, 40))
     with icc.load(engine, threads=1) as llm, icc.load(two, threads=2) as both:
@@ -98,7 +98,7 @@ def test_the_report_names_what_was_kept(engine: Path) -> None:
 
 
 def test_values_decoded_from_the_engine_are_those_of_gguf(made: tuple[Path, Any], engine: Path) -> None:
-    """The head's bytes in weights.safetensors, unpacked by its layout."""
+    """Checks the head: its bytes in weights.safetensors are unpacked by its layout."""
     from icc.compiler.backends.cpu.layouts.registry import LAYOUTS
     from icc.compiler.weights.formats.registry import find_format
 

@@ -1,4 +1,4 @@
-"""`--sequence-parallel` for a GPU, compiled here: what its plan launches, and for which rows."""
+"""`--sequence-parallel` for a GPU, compiled here: the launches of its plan, and their rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SMALL = ("--max-seq-len", "64", "--max-batch-size", "1", "--max-step-tokens", st
 
 
 def test_prompts_by_rows_compile_for_two_h100(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    """Steps of 32 tokens are divided, those of 16 and decodes are not; no object may touch what is not its own."""
+    """Steps of 32 tokens are divided, steps of 16 and decodes are not; no kernel may access memory outside its
+    buffers."""
     engine = tmp_path / "e"
     args = ["compile", str(compiled("llama", dtype="bfloat16").checkpoint), "-o", str(engine), "--target", "h100"]
     result = CliRunner().invoke(main, [*args, "--tensor-parallel", "2", "--sequence-parallel", *SMALL])
@@ -27,7 +28,7 @@ def test_prompts_by_rows_compile_for_two_h100(compiled: Callable[..., Any], tmp_
     opened = open_engine(engine, verify=False)
     plan = opened.program.plan
     opened.close()
-    assert plan is not None and sum(call.own for call in plan.calls) == 5  # a norm, or a sum, behind each sum of ranks
+    assert plan is not None and sum(call.own for call in plan.calls) == 5  # a norm, or a sum, after each sum of ranks
     assert [(phase.max_tokens, phase.decode, phase.own) for phase in plan.phases] == [
         (1, True, None), (16, False, None), (ROWS, False, OwnRows(2, ROWS)),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`icc compile` for every named GPU target on this machine, which has none: objects of the right architecture."""
+"""`icc compile` for every named GPU target, on a machine without a GPU: objects of the right architecture."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
 USUAL = [("h100", "rtn4"), ("mi300x", "none"), ("rtx5090", "rtn4")]
 EM_CUDA, EM_AMDGPU = 190, 224
-AMD = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}  # by LLVM's EF_AMDGPU_MACH
+AMD = {0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x4E: "gfx1201"}  # LLVM's EF_AMDGPU_MACH
 SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "4")
 
 
 def architecture(binary: bytes) -> str:
-    """What the ELF header of a cubin or hsaco says it is for."""
+    """The architecture in the ELF header of a cubin or hsaco."""
     assert binary[:4] == b"\x7fELF"
     abi, machine, flags = binary[8], *struct.unpack_from("<H", binary, 18), *struct.unpack_from("<I", binary, 48)
-    if machine == EM_CUDA:  # the number of the SM moved up a byte with version 8 of the ABI (sm_100)
+    if machine == EM_CUDA:  # version 8 of the ABI (sm_100) has the SM's number one byte higher
         return f"sm_{flags & 0xFF if abi < 8 else flags >> 8 & 0xFF}"
     assert machine == EM_AMDGPU
     return AMD[flags & 0xFF]
@@ -68,7 +68,7 @@ def test_every_target_compiles(target: str, quant: str, compiled: Callable[..., 
 
 @pytest.mark.parametrize("target", GPUS)
 def test_every_target_has_its_assembler(target: str) -> None:
-    """One small kernel for each, as all of an engine takes its time."""
+    """One small kernel for each target, because a whole engine takes long."""
     found = TARGETS[target]
     x, y = (BufferOperand(name, "bf16", 256) for name in "xy")
     kernel = TRITON_KERNELS.find(step := Softmax(kernel="softmax_0", x=x, y=y, outer=2, n=128))(step)

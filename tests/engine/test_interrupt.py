@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> str:
-    """The content of a file that the process writes."""
+    """Wait until the process has written a file; returns its content."""
     while not file.exists() or not file.read_text():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -29,7 +29,7 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> str:
 
 
 def ended(*pids: int) -> bool:
-    """Whether processes end; one that nobody has waited for yet has."""
+    """Whether all processes end in time; a zombie has ended."""
     end = time.monotonic() + 60
     while any(map(_runs, pids)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -44,7 +44,7 @@ def _runs(pid: int) -> bool:
 
 
 def interrupted(process: subprocess.Popen[str], number: int = signal.SIGINT) -> str:
-    """Ctrl-C, to the command alone: the standard error of a process that ended with its code."""
+    """Send Ctrl-C to the command alone; returns its standard error once it has ended with the code for this signal."""
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + number and "Traceback" not in said and "interrupted" in said, said
@@ -53,7 +53,7 @@ def interrupted(process: subprocess.Popen[str], number: int = signal.SIGINT) -> 
 
 @pytest.fixture
 def slow_compiler(tmp_path: Path) -> Path:
-    """A C++ compiler that starts another process and never ends; it writes the numbers of both."""
+    """A C++ compiler that starts another process and never ends; it writes both process ids to a file."""
     script = tmp_path / "slow-g++"
     script.write_text(f'#!/bin/sh\nsleep 600 &\necho "$$ $!" > {tmp_path}/pids\nwait\n')
     script.chmod(0o755)
@@ -96,7 +96,7 @@ def test_while_native_code_runs(number: int, tmp_path: Path) -> None:
 
 
 def test_who_waits_for_a_compiler_goes_on_and_none_is_started_any_more(tmp_path: Path) -> None:
-    """What a KeyboardInterrupt does in a process that goes on, as one of icc.compile in a notebook."""
+    """The effect of a KeyboardInterrupt in a process that continues, such as a notebook that calls icc.compile."""
     with Processes() as compilers, ThreadPoolExecutor(2) as pool:
 
         def wait(script: str) -> int:
@@ -113,7 +113,7 @@ def test_who_waits_for_a_compiler_goes_on_and_none_is_started_any_more(tmp_path:
 
 
 def written(files: set[Path]) -> dict[Path, int]:
-    """When each of the files that are there was written."""
+    """The modification time of each file that exists, in ns."""
     found: dict[Path, int] = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):
@@ -132,7 +132,7 @@ def written(files: set[Path]) -> dict[Path, int]:
     ),
 )
 def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(quant: str, stores: list[str], tmp_path: Path) -> None:
-    """SIGKILL, once in each of its parts; what was found until then is not computed again."""
+    """SIGKILL once in each part of the calibration; finished parts are not computed again."""
     model = Path(__file__).parents[2] / "samples" / "pystd"
     command = [sys.executable, "-m", "icc", "compile", str(model), "--target", "native", "--quant", quant, "--rotate"]
     command += ["--calib-sequences", "6", "--calib-length", "256", "-o"]

@@ -1,4 +1,4 @@
-"""`--kv-bits`: each layer's cache of the type that pays, within its bytes, and as the reference has it."""
+"""`--kv-bits`: a cache type for each layer within the given bits; logits are those of the reference."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_what_is_kept_is_what_kernels_write(dtype: str, dim: int) -> None:
     expected = stored(x.numpy(), dtype)
     off = np.abs(find_kv_format(dtype).kept(x).numpy() - expected)
     unit = np.abs(expected).max() * {"i8": 1 / 127, "f8": 1 / 14, "i4": 1 / 7, "i2": 1.0}[dtype]
-    assert off.max() < 1.01 * unit  # in the middle between two codes either is right
+    assert off.max() < 1.01 * unit  # halfway between two codes, either is right
     assert (off > 1e-5 * np.abs(expected).max()).mean() < 0.02
 
 
 def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
-    """Windows of some layers among them; logits are those of a model whose keys and values are rounded so."""
+    """Some layers have windows; logits are those of a model with keys and values rounded to these types."""
     made = compiled("gemma2", kv_bits=8.5, **FEW)
     report = json.loads((made.engine / "report.json").read_text())["caches"]
     chosen = {int(c["name"].removeprefix("layer ")): c["format"] for c in report["choices"]}
@@ -65,7 +65,7 @@ def test_a_type_for_each_layer(compiled: Callable[..., Any]) -> None:
 
 
 def test_ranks_have_the_types_of_one(compiled: Callable[..., Any]) -> None:
-    """What fewer bits do is measured on the whole model, not on the heads that one rank has."""
+    """The loss from fewer bits is measured on the whole model, not on the heads of one rank."""
     one, two = (compiled("gemma2", kv_bits=8.5, **FEW, **ranks).engine for ranks in ({}, {"tensor_parallel": 2}))
     of_one, of_two = (
         [(c["name"], c["format"]) for c in json.loads((engine / "report.json").read_text())["caches"]["choices"]]
@@ -75,7 +75,7 @@ def test_ranks_have_the_types_of_one(compiled: Callable[..., Any]) -> None:
 
 
 def test_layers_that_suffer_more_get_more_bits(compiled: Callable[..., Any]) -> None:
-    """A layer whose output counts for nothing gets the fewest, and what is measured of it is nothing."""
+    """A layer whose output has no effect gets the fewest bits, and its measured loss is 0."""
     graph = load_graph(compiled("llama").checkpoint)
     for phase in (pipelines.canonicalize(), pipelines.attention()):
         run_passes(graph, phase, PassContext())
@@ -110,7 +110,7 @@ def test_a_plan_has_the_bytes(compiled: Callable[..., Any], tmp_path: Path) -> N
 def test_choosing_lowers_the_graph_once(
     compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes are the formats' to say, and whether there are kernels the back ends'."""
+    """The sizes come from the formats, and whether kernels exist from the back ends, without lowering again."""
     lowered: list[str] = []
 
     def counted(graph: Graph, options: LowerOptions) -> Any:

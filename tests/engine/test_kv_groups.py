@@ -31,7 +31,7 @@ NAMES = ["gemma2", *soak("mistral", "qwen2-window")]
 
 @pytest.fixture(scope="module")
 def made(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """The engine of a tiny configuration with a longer context and window, and transformers' model of it."""
+    """Compiles a tiny configuration with a longer context and window; returns the engine and transformers' model."""
     known: dict[str, tuple[Path, Any]] = {}
 
     def make(name: str) -> tuple[Path, Any]:
@@ -53,7 +53,7 @@ def prompts() -> list[list[int]]:
 
 
 class Watch:
-    """Before each step, fills every block that nobody has with NaN, and notes how many blocks are held."""
+    """Before each step, fills every free block with NaN, and records how many blocks are held."""
 
     def __init__(self, llm: LLM, preempt_every: int = 0) -> None:
         self.llm, self.step, self.every = llm, llm.executor.step_greedy, preempt_every
@@ -105,7 +105,7 @@ def test_tokens_beyond_several_windows_are_the_models(name: str, made: Any, tiny
             held = BATCH * group.policy.most_blocks(LENGTH, group.block_size)
             assert most <= held + STEP // group.block_size + BATCH
         tokens = [generation.token_ids for generation in found]
-        again = generate(llm)  # out of the prefix cache, as far as it reaches
+        again = generate(llm)  # from the prefix cache, as far as it reaches
         assert [generation.token_ids for generation in again] == tokens
         assert sum(generation.num_cached_tokens for generation in again) > 0
         disturbed = generate(llm, preempt_every=7)
@@ -115,7 +115,8 @@ def test_tokens_beyond_several_windows_are_the_models(name: str, made: Any, tiny
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_as_computed(name: str, made: Any) -> None:
-    """`inspect` shows the bytes of each group and the engine takes no more; a window's do not grow with the length."""
+    """`inspect` shows the bytes of each group, and the engine takes no more; those of a window do not grow with the
+    length."""
     engine, _ = made(name)
     facts: Any = describe_engine(engine)["kv_cache"]
     with icc.load(engine) as llm:

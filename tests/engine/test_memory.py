@@ -1,4 +1,4 @@
-"""`icc inspect --memory`: what it states is what an engine takes that is filled to the stated limit."""
+"""`icc inspect --memory`: the stated bytes are those of an engine that is filled to the stated limit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STEP = 512
 
 
 class Load(NamedTuple):
-    """A type with these values over the tiny ones, options of its compile, and loads: sequences, length, and how many
-    of these tokens are answers if not 8. The first is the engine's limit."""
+    """A model type, values that override the tiny ones, options of its compile, and loads: (sequences, length, how many
+    of these tokens are generated; 8 if missing). The first load is the engine's limit."""
 
     kind: str
     values: dict[str, Any]
@@ -64,7 +64,7 @@ SHORT = {"num_key_value_heads": 2, "hidden_size": 1024, "conv_L_cache": 4, "bloc
 DECODER = {"d_model": 512, "decoder_layers": 2, "decoder_attention_heads": 8, "decoder_ffn_dim": 96} | {
     "max_position_embeddings": 2048
 }
-WIDE = {  # caches wide enough to see an error of theirs beside everything else
+WIDE = {  # caches so large that an error in their size shows beside everything else
     "windows": Load(
         "gemma3_text",
         {**GEMMA, "num_attention_heads": 8, "num_key_value_heads": 8, "sliding_window": 40},
@@ -89,7 +89,7 @@ WIDE = {  # caches wide enough to see an error of theirs beside everything else
     "states": Load("qwen3_next", DELTA, {}, ((16, 512), (5, 100), (1, 40))),
     "states of 16 bits": Load("qwen3_next", DELTA, {"state_cache": "bf16"}, ((16, 512), (3, 300))),
     "short convolutions": Load("lfm2", SHORT, {}, ((16, 512), (4, 90))),
-    "linear recurrences": Load("recurrent_gemma", LRU, {}, ((16, 512), (4, 90, 1))),  # prompts as long as is stated
+    "linear recurrences": Load("recurrent_gemma", LRU, {}, ((16, 512), (4, 90, 1))),  # prompts of the stated length
     "state spaces": Load("bamba", SSD, {}, ((16, 512), (4, 90, 1))),
 }
 
@@ -101,7 +101,7 @@ def stated(engine: Path, *options: object) -> dict[str, Any]:
 
 
 def takes(engine: Path, sequences: int, length: int, answer: int = 8) -> int:
-    """The bytes of a process that has filled the engine so."""
+    """The bytes of a process that has filled the engine with this load."""
     filled = [sys.executable, Path(__file__).with_name("filled.py"), engine, *map(str, (sequences, length, answer))]
     return int(subprocess.run(filled, capture_output=True, check=True, text=True).stdout)
 
@@ -143,7 +143,7 @@ def options(asked: tuple[int, ...]) -> tuple[object, ...]:
 
 
 def test_a_filled_engine_takes_what_is_stated(compiled: Callable[..., Any]) -> None:
-    """An engine with states, that other tests compile too."""
+    """An engine with states that other tests compile too."""
     engine = compiled("qwen3_next-delta_rule", max_step_tokens=48, max_batch_size=4).engine
     facts = stated(engine)
     assert (facts["sequences"], facts["length"]) == (4, 256)
@@ -162,7 +162,7 @@ def test_a_filled_engine_takes_what_is_stated(compiled: Callable[..., Any]) -> N
 
 
 def test_states_are_counted_as_steps_leave_them() -> None:
-    """As a real engine of these sizes was seen to take blocks."""
+    """The numbers of blocks are those that a real engine of these sizes took."""
     layer, limits = KVLayer(2, 16, 16), Limits(512, 16, STEP)
     layout = KVLayout((KVGroup(32, "f32", {0: layer}), KVGroup(32, "f32", {1: KVLayer(state=64)}, "state", 2)))
     cache = KVMemory(layout, layout.blocks_needed(limits, 16))

@@ -1,5 +1,5 @@
-"""--spec mtp: the layer of a checkpoint that predicts the token after the next one guesses as published code does, and
-changes no token."""
+"""--spec mtp: the layer of a checkpoint that predicts the token after the next one makes the guesses of published code,
+and changes no token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_ITS_OWN = (HYBRID, "qwen3_5", "qwen3_5_moe")  # checkpoints that have it unde
 
 
 class Pair(NamedTuple):
-    """An engine compiled with the layer, and what it was made of."""
+    """An engine compiled with the layer, and its sources."""
 
     engine: Path
     own: WithLayer
@@ -60,7 +60,7 @@ def plain(pair: Pair) -> list[Any]:
 
 
 def test_tokens_are_those_without_it(pair: Pair, plain: list[Any]) -> None:
-    """Greedy and sampled."""
+    """Greedy and sampled tokens."""
     check_tokens(pair.engine, "mtp", plain)
 
 
@@ -76,7 +76,7 @@ def test_guesses_are_those_of_the_published_code(pair: Pair) -> None:
 
 
 def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
-    """What `generate(use_mtp=True)` asks, where transformers has it of the family."""
+    """The guesses of `generate(use_mtp=True)`, for families whose layer transformers has."""
     from transformers.cache_utils import MtpCache
     from transformers.modeling_layers import MtpModel
 
@@ -84,7 +84,7 @@ def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
     if getattr(config, "num_mtp_layers", None) is None:
         pytest.skip("transformers drops the layer of this family")
     config.name_or_path, config.dtype = str(pair.checkpoint), torch.float32
-    # the class has the number of the published model's layer
+    # the class names the layer number of the published model
     pair.oracle._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{config.num_hidden_layers}\..*"]
     theirs = MtpModel.from_pretrained(pair.oracle).float()
     for text in PROMPTS:
@@ -97,7 +97,7 @@ def test_transformers_own_layer_guesses_the_same(pair: Pair) -> None:
 
 
 def test_what_the_engine_says_of_it(pair: Pair) -> None:
-    """Its weights count; what the model has, such as the LM head, is stored once."""
+    """The engine has the layer's weights; those that it shares with the model, such as the LM head, are stored once."""
     with closing(open_engine(pair.engine)) as engine:
         program = engine.program
     assert [section.name for section in program.sections] == ["tap", "draft_layer"]
@@ -115,7 +115,7 @@ def test_a_request_cannot_give_what_the_layer_is_given(pair: Pair) -> None:
 
 
 def test_refusals(pair: Pair, compiled: Any, tmp_path: Path) -> None:
-    """A checkpoint without such a layer, and an engine compiled without; a model with rotated hidden states."""
+    """A checkpoint without such a layer, an engine compiled without it, and a model with rotated hidden states."""
     llama = compiled("llama")
     with pytest.raises(UsageError, match="--spec mtp: the checkpoint has no layer"):
         icc.compile(llama.checkpoint, tmp_path / "x.engine", target="native", spec="mtp")
@@ -137,8 +137,8 @@ def test_without_the_flag_nothing_changes(pair: Pair) -> None:
 
 
 def test_a_compiled_prompt_has_what_the_layer_keeps_of_it(pair: Pair, tmp_path: Path) -> None:
-    """As a request whose guesses it makes leaves it in the cache: without, the layer guesses as if nothing were
-    there."""
+    """The bytes that a request with this drafter leaves in the cache: without them, the layer would guess as if the
+    prompt were empty."""
     tokens = list(range(10, 74))
     stage = shutil.copytree(pair.engine, tmp_path / "engine")
     found = compute_prompts(stage, [CompiledPrompt("p", "text", [*tokens, 5], len(tokens))])

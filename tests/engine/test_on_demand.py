@@ -40,13 +40,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[CompileOptions]:
-    """Compiles that write next to nothing, listed."""
+    """The options of all compiles, which are replaced by ones that write almost nothing."""
     from icc.compiler import driver
 
     made: list[CompileOptions] = []
 
     def write(options: CompileOptions, reporter: Reporter) -> None:
-        time.sleep(0.2)  # as long as a second one needs to find the first at work
+        time.sleep(0.2)  # long enough that a second compile finds the first one running
         options.output.mkdir()
         (options.output / "engine.json").write_text("{}")
         made.append(options)
@@ -91,7 +91,7 @@ def test_a_checkpoint_runs_as_its_engine_does(compiled: Callable[..., Any], cach
 def test_every_command_of_a_model_compiles_it_once(
     name: str, cache: Path, compiles: list[CompileOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they do with the engine is theirs; here they say where it is."""
+    """The commands are replaced by ones that record the engine's path."""
     command, given = COMMANDS[name].load(), []
     monkeypatch.setattr(command, "callback", lambda engine, **parameters: given.append(engine))
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_what_the_key_depends_on(cache: Path, tmp_path: Path, monkeypatch: pytes
     changes()
     monkeypatch.setattr(identity, "sources_digest", lambda: "another icc")
     changes()
-    monkeypatch.setattr(identity, "_SMALL", 4)  # now every file counts by its place and time
+    monkeypatch.setattr(identity, "_SMALL", 4)  # now every file counts by its path and time
     changes()
     os.utime(model / "model.safetensors", (1, 1))
     changes()
@@ -194,7 +194,8 @@ def test_without_a_compiler_only_what_is_compiled_runs(
 
 
 def test_a_model_of_the_hub(cache: Path, tmp_path: Path) -> None:
-    """config.json alone for a refusal and a plan, then what a compile reads; all of it from the cache without a hub."""
+    """Only config.json is fetched for a refusal and a plan, then the files that a compile reads; without a hub all come
+    from the cache."""
     files = {p.name: p.read_bytes() for p in SAMPLE.iterdir() if p.is_file()} | {"pytorch_model.bin": b"never"}
     encoder = {"config.json": b'{"model_type": "bert"}', "model.safetensors": b""}
     gguf = {"tiny.gguf": b"GGUF"}

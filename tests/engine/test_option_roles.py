@@ -1,4 +1,5 @@
-"""An option of a compile says once where it counts: the command line, cache keys, calibrations and `icc plan` ask."""
+"""A compile option declares once where it counts; the command line, cache keys, calibrations and `icc plan` read
+this."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ CALIBRATES_NOT = {"adapters",
 
 @dataclass(frozen=True)
 class More(CompileOptions):
-    """Options with three more, of which no other file knows."""
+    """Options with three more that no other file knows."""
 
     wider: int = setting(1, "Counts for everything.", least=1, plan=True, on_demand=True)
     later: str = setting("no", "Of the engine alone.", calibration=False)

@@ -1,4 +1,4 @@
-"""What went into an engine: `icc sbom`, `icc provenance`, and `icc verify --rebuild`, which compiles again."""
+"""The inputs of an engine: `icc sbom`, `icc provenance`, and `icc verify --rebuild`, which compiles again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_bill_of_materials(form: str, own: Path) -> None:
     known = {*parts, "engine"}
     assert {ref for one in found["dependencies"] for ref in (one["ref"], *one["dependsOn"])} <= known
     assert icc_command("sbom", engine, "--model", model).exit_code == 0
-    assert open_container(engine).read("sbom.cdx.json") == raw  # nothing of time in it
+    assert open_container(engine).read("sbom.cdx.json") == raw  # it has no timestamps
     assert icc_command("verify", engine).exit_code == 0
     icc.load(engine).close()
     missing = icc_command("sbom", engine, "--model", own / "absent")

@@ -1,4 +1,4 @@
-"""`icc plan`: what it says of an engine is what the engine has, byte for byte, and config.json is enough to say it."""
+"""`icc plan`: its figures for an engine are those of the compiled engine, byte for byte, and config.json is enough."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned(model: Path, target: str = "native", **options: Any) -> Any:
 
 
 def equal(plan: Any, engine: Path) -> None:
-    """Every weight, the arena, and the KV layout; and the figures that `icc inspect` shows."""
+    """Checks every weight, the arena, the KV layout, and the figures that `icc inspect` shows."""
     opened = open_engine(engine)
     program = plan.planned.program
     assert program.weights == opened.program.weights
@@ -90,7 +90,7 @@ def test_config_json_says_as_much_as_the_weights(name: str, tiny: Any, tmp_path:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """Two targets; what does not fit is said."""
+    """Two targets; the output says what does not fit."""
     model = config_of(SAMPLE, tmp_path / "config")
     ask = ["plan", str(model), "--target", "cpu,h100", "--quant", "awq4", "--sequences", "8", "--length", "100"]
     said = json.loads(CliRunner().invoke(main, [*ask, "--json", "--memory", "0.005"]).stdout)
@@ -129,7 +129,7 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
     assert whole.link_seconds == whole.link_bytes == 0 and whole.weights == found.planned.memory.weights
     assert whole.decode_seconds == found.rates[0].seconds and whole.sequences == 4 * found.sequences
     divided = arranged["tensors by 2, replicas 2"]
-    # llama's two sums a layer: of attention and of the experts; the parts of the logits, and of the looked-up words
+    # two sums per layer, after attention and after the experts; the parts of the logits; the sum of looked-up words
     hidden, layers, words = 64, 2, found.planned.program.vocab_size
     assert divided.link_bytes == 4 * (hidden * (2 * layers + 1) + words // 2)
     assert divided.link_seconds > 0 and divided.weights < whole.weights < 2 * divided.weights
@@ -150,7 +150,7 @@ def test_devices_are_compared(compiled: Callable[..., Any], tmp_path: Path) -> N
 
 
 def test_no_more_ranks_than_an_engine_may_have() -> None:
-    """64 GPUs are replicas of 8 at most, which see each other's memory."""
+    """64 GPUs are replicas of at most 8 GPUs that access each other's memory."""
     for name, most in (("h200", 8), ("native", 64)):
         found = list(arrangements(64, find_target(name)))
         assert max(one.ranks for one in found) == most, name
@@ -158,27 +158,27 @@ def test_no_more_ranks_than_an_engine_may_have() -> None:
 
 
 def test_links_without_shared_memory_go_through_a_ring() -> None:
-    """GPUs over PCI Express have no kernels that read each other's memory: each exchange costs what a communicator
-    does, in steps through the host: 41 us for a few bytes on eight RTX 4090 (NVIDIA/nccl #1530)."""
+    """GPUs over PCI Express have no kernels that read each other's memory: an exchange costs as much as a
+    communicator's, in steps through the host: 41 us for a few bytes on eight RTX 4090 (NVIDIA/nccl #1530)."""
     l4, h100 = (find_target(name) for name in ("l4", "h100"))
     for ranks, nbytes in itertools.product((2, 4, 8), (8, 4 * 8192, 4 << 20)):
         assert sum_seconds(nbytes, ranks, l4) == ring_seconds(nbytes, ranks, l4) > sum_seconds(nbytes, ranks, h100)
         assert divided_seconds(nbytes, ranks, l4) == half_ring_seconds(nbytes, ranks, l4)
         assert divided_seconds(nbytes, ranks, l4) > divided_seconds(nbytes, ranks, h100)
     assert 35e-6 < sum_seconds(8, 8, find_target("rtx4090")) < 50e-6
-    assert 64 * sum_seconds(8192, 8, l4) > 3 * sum_seconds(64 * 8192, 8, l4)  # each has its latency
+    assert 64 * sum_seconds(8192, 8, l4) > 3 * sum_seconds(64 * 8192, 8, l4)  # each sum has its latency
 
 
 def test_devices_over_pci_express_are_slower_than_over_nvlink(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    """Of a small model each sum is a latency: on eight L4 a token takes longer with ranks than without. Figures of
-    the table are whole, however long the names beside them are."""
+    """In a small model each sum costs its latency: on L4s a token takes longer with ranks than without. The table shows
+    figures in full, however long the names beside them are."""
     model = config_of(compiled("llama").checkpoint, tmp_path / "model")
     options = CompileOptions(model=model, output=Path(), target="l4", max_batch_size=8, max_seq_len=64)
     plan = make_plan(options, ["l4", "h100"], devices=4)
     l4, h100 = ({a.arrangement.name: a for a in found.devices.arranged} for found in plan.targets if found.devices)
     assert l4.keys() == h100.keys() and len(l4) == 5
     for name in l4.keys() - {"replicas 4"}:
-        sums = 2 * 2 + 1  # of two layers, and of the looked-up words
+        sums = 2 * 2 + 1  # two per layer, and one of the looked-up words
         assert l4[name].link_seconds > sums * 12e-6 and l4[name].link_seconds > 2 * h100[name].link_seconds
         assert l4[name].decode_seconds > l4["replicas 4"].decode_seconds
     shown = as_text(plan)

@@ -68,7 +68,7 @@ CHECKS = "address,undefined,float-cast-overflow"
 
 @pytest.fixture
 def heads(tmp_path: Path) -> str:
-    """A Medusa head file of tiny models, as `--spec` has it."""
+    """The folder of Medusa heads for tiny models, as `--spec` takes it."""
     import torch
     from icc.compiler.speculate.head_files import write_heads
 
@@ -93,7 +93,7 @@ def test_answers_are_those_of_a_cold_engine(
     runs = size_of("pressed_runs")
     seen = press(made(compiled, name, options, heads), 1, runs)
     assert seen["length"] > 20 and seen["abort"] > 5 and seen["preempted"] > 5
-    if runs > 20 and "kv_policy" not in options:  # what is evicted is not shared, swapped or guessed
+    if runs > 20 and "kv_policy" not in options:  # caches that evict are not shared, swapped or guessed
         drafters = {"trees", "ngram", *(["medusa"] if options.get("spec") == HEADS else [])}
         kinds = ["cached", "swapped", "accepted", *(f"guesses of {drafter}" for drafter in drafters)]
         assert min(seen[kind] for kind in kinds) > 100, seen
@@ -104,7 +104,8 @@ def test_answers_are_those_of_a_cold_engine(
 def test_under_sanitizers(
     name: str, options: dict[str, str], compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with kernels that check their addresses and arithmetic, in a process that loads the sanitizer first."""
+    """Runs as above, with kernels that check their addresses and arithmetic, in a process that loads the sanitizer
+    first."""
     library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(library):
         pytest.skip("g++ has no libasan.so")
@@ -125,7 +126,7 @@ def test_under_sanitizers(
 def test_a_rejected_guess_computes_nothing_of_the_prompt_again(
     name: str, options: dict[str, str], compiled: Callable[..., Any], heads: str
 ) -> None:
-    """Each token of a prompt is computed once, and of an answer none but accepted guesses twice."""
+    """Each token of a prompt is computed once; only accepted guesses of an answer are computed twice."""
     prompts = [tuple(range(5, 75)), tuple(range(40, 75))]
     params = icc.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     with icc.load(made(compiled, name, options, heads), threads=1, spec="none") as llm:
@@ -153,7 +154,7 @@ def test_a_rejected_guess_computes_nothing_of_the_prompt_again(
 def counting(
     step: Callable[[ScheduledBatch], Any], computed: Counter[tuple[int, int]]
 ) -> Callable[[ScheduledBatch], Any]:
-    """A step, and how often each token of each request was computed, guesses aside."""
+    """Wrap `step` so that it counts in `computed` how often each token of each request is computed, without guesses."""
 
     def run(batch: ScheduledBatch) -> Any:
         for sequence in batch.sequences:

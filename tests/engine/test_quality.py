@@ -1,4 +1,5 @@
-"""Quantization on the sample checkpoint, through the engine (8-bit activations included), on text it never saw."""
+"""Quantization on the sample checkpoint, through the engine (8-bit activations included), on text that was not used for
+training or calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from sizes import SOAK, size_of
 pytestmark = pytest.mark.slow
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
-CALIBRATED = ("awq4", "gptq4") if SOAK else ("awq4",)  # with GPTQ, tests/triton has a family in `make test`
+CALIBRATED = ("awq4", "gptq4") if SOAK else ("awq4",)  # tests/triton runs a family with GPTQ in `make test`
 
 
 def heldout() -> str:
@@ -24,7 +25,7 @@ def heldout() -> str:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evaluation]:
-    torch.set_num_threads(1)  # the other core has the other half of the tests
+    torch.set_num_threads(1)  # the other core runs the other half of the tests
     folder, text = tmp_path_factory.mktemp("pystd"), heldout()
     found = {}
     for quant in ("none", "rtn4", *CALIBRATED):
@@ -47,7 +48,7 @@ def test_calibrated_methods_close_a_third_of_the_gap(results: dict[str, Evaluati
 
 
 def test_the_sample_is_a_trained_model(results: dict[str, Evaluation]) -> None:
-    assert results["none"].bits_per_byte < 1.76  # what xz -9e reaches on the whole held-out text
+    assert results["none"].bits_per_byte < 1.76  # xz -9e on the whole held-out text
 
 
 def test_eight_bit_activations_cost_little(results: dict[str, Evaluation]) -> None:
@@ -70,7 +71,7 @@ def test_eight_bit_activations_cost_little(results: dict[str, Evaluation]) -> No
 
 
 class _Interpreted:
-    """What evaluate_text needs, from a function of token ids."""
+    """The interface that evaluate_text needs, over a function of token ids."""
 
     def __init__(self, tokenizer: object, logits: object) -> None:
         from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What goes with ranks besides tokens: vectors, room for compiled prompts, and what `icc inspect --memory` counts."""
+"""Ranks beyond generation: vectors, blocks for compiled prompts, and the bytes that `icc inspect --memory` counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TENSORS, STAGES = {"tensor_parallel": 2}, {"pipeline_parallel": 2}
 
 @pytest.mark.parametrize("ranks", [TENSORS, *soak(STAGES, {**TENSORS, **STAGES})])
 def test_ranks_embed_as_one(ranks: dict[str, int], compiled: Compiled) -> None:
-    """--task embed: texts of one token and of several steps; whole layers change no bit."""
+    """--task embed: texts of one token and of several steps; stages of whole layers change no bit."""
     texts = [[1, 5, 9], [3], [11, 12] * 20]
     found: list[np.ndarray] = []
     for more in ({}, ranks):
@@ -48,7 +48,7 @@ def test_ranks_embed_as_one(ranks: dict[str, int], compiled: Compiled) -> None:
 
 
 def test_compiled_prompts_have_blocks_of_their_own(compiled: Compiled) -> None:
-    """Beside those of the KV cache, on all ranks."""
+    """Compiled prompts get blocks in addition to those of the KV cache, on all ranks."""
     engine = open_engine(compiled("llama", max_seq_len=64, tensor_parallel=2).engine)
     found: list[int] = []
     for more in ((), (3,)):
@@ -61,7 +61,7 @@ def test_compiled_prompts_have_blocks_of_their_own(compiled: Compiled) -> None:
 
 @pytest.mark.parametrize("options", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
 def test_inspect_counts_the_memory_of_all_ranks(options: dict[str, int], compiled: Compiled) -> None:
-    """Weights are those of all files; of stages each has the cache of its own layers."""
+    """Weights are the sum of all files; each stage has the cache of its own layers."""
     facts = [
         certify(compiled("llama", max_seq_len=64, **more).engine, sequences=2, length=40) for more in ({}, options)
     ]
@@ -78,7 +78,7 @@ def test_inspect_counts_the_memory_of_all_ranks(options: dict[str, int], compile
 
 
 def test_doctor_expects_what_ranks_reach_together(compiled: Compiled) -> None:
-    """They read parts of the weights and caches from one memory: together about what one rank reads."""
+    """Ranks read parts of the weights and caches from one memory: together about as many bytes as one rank."""
     one, two = (
         CliRunner().invoke(main, ["doctor", str(compiled("llama", max_seq_len=64, **more).engine), "--json"])
         for more in ({}, TENSORS)
@@ -99,13 +99,13 @@ def answer(llm: LLM) -> tuple[int, ...]:
 
 
 def rank_of(llm: LLM) -> int:
-    """The process of rank 1."""
+    """The process id of rank 1."""
     [pid] = llm.executor.device.group.pids  # type: ignore[attr-defined]
     return pid
 
 
 def test_what_ranks_keep_goes_to_disk_and_back(compiled: Compiled) -> None:
-    """Blocks have the parts of all ranks, one behind the other; another process answers with them."""
+    """Saved blocks have the parts of all ranks, one after the other; another process continues from them."""
     options = LoadOptions(compiled("llama", max_seq_len=64, tensor_parallel=2).engine, threads=2)
     with open_llm(options) as llm:
         assert in_reach(llm.executor) is None
@@ -118,7 +118,7 @@ def test_what_ranks_keep_goes_to_disk_and_back(compiled: Compiled) -> None:
         assert found is not None
         content, numbers = b"".join(blocks.read(found)), [sorted(held) for held in found]
     changed = bytearray(content)
-    changed[-blocks.sizes[0] // 4 :] = bytes(blocks.sizes[0] // 4)  # of the last layer, what rank 1 has
+    changed[-blocks.sizes[0] // 4 :] = bytes(blocks.sizes[0] // 4)  # rank 1's part of the last layer
     for given in (content, changed):
         with open_llm(options, shares_cache=True) as llm:
             blocks = blocks_of(llm)
@@ -135,7 +135,7 @@ def blocks_of(llm: LLM) -> KVBlocks:
 
 
 def test_the_thread_that_loads_may_end(compiled: Compiled) -> None:
-    """Ranks end with the process, not with the thread of it that has started them."""
+    """Ranks end with the process, not with the thread that started them."""
     engine, found = compiled("llama", max_seq_len=64, tensor_parallel=2).engine, list[LLM]()
     loader = threading.Thread(target=lambda: found.append(icc.load(engine, threads=2)))
     loader.start()
@@ -154,7 +154,7 @@ def test_a_rank_ends_quietly_where_rank_0_has_gone() -> None:
 
 
 def test_a_fork_leaves_the_ranks_alone(compiled: Compiled) -> None:
-    """What it asks is refused, and what it closes goes on for the process that has loaded the engine."""
+    """Requests of the fork are refused, and its `close` leaves the engine open in the process that loaded it."""
     with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2).engine, threads=2) as llm:
         wanted = answer(llm)
         if (child := os.fork()) == 0:
@@ -169,7 +169,7 @@ def test_a_fork_leaves_the_ranks_alone(compiled: Compiled) -> None:
 
 
 def test_a_rank_that_is_stopped(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may go on; one that does not ends its requests, and is not waited for at the end."""
+    """A stopped rank may continue; if it does not, requests fail, and closing the engine does not wait for it."""
     monkeypatch.setattr(rank_processes, "HALTED_S", 2)
     monkeypatch.setattr(rank_processes, "_END_S", 0.5)
     engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
@@ -192,7 +192,7 @@ def test_a_rank_that_is_stopped(compiled: Compiled, monkeypatch: pytest.MonkeyPa
 
 
 def test_ranks_share_fewer_cores(compiled: Compiled) -> None:
-    """Those that were asked for, and no others; one that the process may not use is refused."""
+    """All ranks use the given cores only; a core that the process may not use is refused."""
     engine, core = compiled("llama", max_seq_len=64, tensor_parallel=2).engine, min(os.sched_getaffinity(0))
     with icc.load(engine, cores=str(core)) as llm:
         assert len(answer(llm)) == 10 and os.sched_getaffinity(0) == {core}

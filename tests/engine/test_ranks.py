@@ -1,4 +1,5 @@
-"""Engines that several processes run together: the tokens of one, whatever else happens; what is lost with a rank."""
+"""Engines that several processes run together: the tokens of one process in all cases; the failure when a rank is
+lost."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ TOLD = icc.SamplingParams(max_tokens=24, temperature=0.0, logprobs=2, ignore_eos
 
 
 def test_rows_as_wide_as_the_vocabulary_do_not_travel(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy tokens, and those of top-k with what narrows it further, are those of whole rows, and of one rank; a rank
-    gives 8 bytes per candidate, not 4 per word. Whole rows travel for a request that wants to know more of them."""
+    """Greedy tokens and those of top-k (also with top-p and min-p) are those of whole rows and of one rank; a rank
+    sends 8 bytes per candidate instead of 4 per word. Whole rows are sent if a request needs more of them."""
     engine = compiled("llama", max_seq_len=64, tensor_parallel=2).engine
     words = read_vocabulary(engine) // 2
     asked = {"greedy": GREEDY, "top-k": TOP_K, "told": TOLD, "sampled": SAMPLED}
@@ -114,7 +115,7 @@ def read_vocabulary(engine: Path) -> int:
 
 @pytest.mark.parametrize("policy", ["h2o:budget=64,recent=16", *soak("snapkv:budget=64,recent=16")])
 def test_each_rank_gives_up_keys_of_its_own_heads(policy: str, compiled: Compiled) -> None:
-    """Scores are of one head of keys: ranks choose apart what one rank would choose for it."""
+    """Scores belong to one key head: ranks choose separately what one rank would choose for each head."""
     ids = [i * i % 113 + 3 for i in range(80)]
     params = icc.SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     options = {"max_seq_len": 128, "kv_policy": policy}
@@ -126,7 +127,7 @@ def test_each_rank_gives_up_keys_of_its_own_heads(policy: str, compiled: Compile
 
 
 def test_an_early_exit_guesses_for_ranks(compiled: Compiled) -> None:
-    """--spec layer-skip: the exit is divided as the model is, and runs in ranks of its own."""
+    """--spec layer-skip: the exit is divided like the model, and runs on the ranks."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
         wanted = tokens(llm)
     with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=2, spec="layer-skip:1").engine, threads=2) as llm:
@@ -151,7 +152,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_heads_guess_for_ranks(compiled: Compiled, heads: Path) -> None:
-    """--spec medusa: the tokens of one rank, and the heads' choices, for rows that were asked for."""
+    """--spec medusa: the tokens of one rank, and the heads' choices for the requested rows."""
     from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 
     ids = [3, 5, 9, 33, 70, 2, 8, 11, 90]
@@ -168,7 +169,7 @@ def test_heads_guess_for_ranks(compiled: Compiled, heads: Path) -> None:
 
 
 def test_four_ranks_on_fewer_cores(compiled: Compiled) -> None:
-    """More ranks than cores: they take turns, and share two heads of keys."""
+    """Ranks that outnumber the cores take turns; here four ranks share two key heads."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
         wanted = tokens(llm)
     with icc.load(compiled("llama", max_seq_len=64, tensor_parallel=4).engine) as llm:
@@ -199,7 +200,7 @@ def test_a_changed_file_of_another_rank_is_refused(compiled: Compiled, tmp_path:
 
 @pytest.mark.parametrize("divided", ["tensor_parallel", "pipeline_parallel"])
 def test_a_rank_that_dies_ends_the_engine(divided: str, compiled: Compiled) -> None:
-    """With an error that says which rank; nothing waits for ever, and no process is left."""
+    """The error says which rank; nothing waits forever, and no process is left."""
     llm = icc.load(compiled("llama", max_seq_len=64, **{divided: 2}).engine)
     device = ranked(llm)
     assert device.group is not None
@@ -209,7 +210,7 @@ def test_a_rank_that_dies_ends_the_engine(divided: str, compiled: Compiled) -> N
     began = time.monotonic()
     with pytest.raises(DeviceError, match="rank 1 has ended with -9"):
         llm.generate(PROMPTS, GREEDY)
-    assert time.monotonic() - began < 60  # no time of a measurement: waiting for ever is what must not be
+    assert time.monotonic() - began < 60  # not a measurement: it must not wait forever
     llm.close()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -230,7 +231,7 @@ def test_ranks_end_with_rank_0(compiled: Compiled, tmp_path: Path) -> None:
     process.wait()
     with suppress(psutil.NoSuchProcess):
         rank, end = psutil.Process(pid), time.monotonic() + 60
-        while rank.status() != psutil.STATUS_ZOMBIE:  # where nobody waits for it
+        while rank.status() != psutil.STATUS_ZOMBIE:  # a zombie if no parent waits for it
             assert time.monotonic() < end
             time.sleep(0.05)
 
@@ -291,7 +292,7 @@ def test_what_ranks_do_not_do_is_refused(options: dict[str, Any], said: str) -> 
 def test_a_model_that_does_not_divide_is_refused(
     options: dict[str, Any], why: str, compiled: Compiled, tmp_path: Path
 ) -> None:
-    """With the reason, before anything is quantized."""
+    """The refusal gives the reason, before anything is quantized."""
     checkpoint, stages = compiled("llama", max_seq_len=64).checkpoint, set[str]()
     with pytest.raises(UsageError, match="nothing of this model divides among") as raised:
         icc.compile(
@@ -317,8 +318,8 @@ def test_cores_of_ranks_are_their_own() -> None:
 
 
 def test_prompts_by_rows(compiled: Compiled) -> None:
-    """--sequence-parallel: logits of a long prompt and of a short one, and tokens, are those of ranks that have whole
-    sums, bit for bit; the report counts what is divided."""
+    """--sequence-parallel: logits of a long and of a short prompt, and tokens, are bit-equal to those of ranks with
+    whole sums; the report counts the divided steps."""
     two, rows = (
         compiled("llama", max_seq_len=64, tensor_parallel=2, **more) for more in ({}, {"sequence_parallel": True})
     )

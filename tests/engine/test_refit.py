@@ -1,4 +1,4 @@
-"""`icc refit`: other weights of the same shapes in an engine that is there."""
+"""`icc refit`: other weights of the same shapes in an existing engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDS = [3, 7, 1, 9, 40, 2]
 
 @pytest.fixture(scope="module")
 def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A tiny llama by its seed, with other values in its configuration."""
+    """Writes a tiny llama with random weights by seed, with given values in its configuration."""
     made: dict[Any, Path] = {}
 
     def make(seed: int, **values: Any) -> Path:
@@ -49,7 +49,7 @@ def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
 @pytest.fixture(scope="module")
 def engine(model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """An engine by the seed of its model."""
+    """Compiles an engine by the seed of its model."""
     made: dict[Any, Path] = {}
 
     def make(seed: int, target: str = "native", quant: str = "rtn4", **options: Any) -> Path:
@@ -106,7 +106,7 @@ def test_in_its_place_while_it_runs(engine: Callable[..., Path], model: Callable
 
 
 def test_as_one_file(engine: Callable[..., Path], model: Callable[..., Path], tmp_path: Path) -> None:
-    """A compile, a refit and a refit in place all write the bytes that packing their directory gives."""
+    """A compile, a refit and a refit in place to one file all write the bytes of their packed directory."""
     pack_engine(engine(1), tmp_path / "wanted.icc")
     pack_engine(engine(0), tmp_path / "own.icc")
     wanted = (tmp_path / "wanted.icc").read_bytes()
@@ -163,7 +163,7 @@ def test_one_that_fails_leaves_the_engine(
 def test_a_disk_that_is_full_where_the_runtime_is_copied_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its files are many, and each of them fails."""
+    """The copy of every file of the runtime fails; the error is still one line."""
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -178,7 +178,7 @@ def test_a_disk_that_is_full_where_the_runtime_is_copied_is_one_line(
 def test_files_that_a_compile_was_given(
     model: Callable[..., Path], engine: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """They are given again; where they lay is not recorded."""
+    """Such files must be given again; their paths are not recorded."""
     adapter = tmp_path / "adapter"
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -210,7 +210,7 @@ def test_an_engine_that_does_not_tell(engine: Callable[..., Path], model: Callab
 
 
 def test_another_program_is_named(engine: Callable[..., Path]) -> None:
-    """By its first weight that differs, the cache, or a step."""
+    """The refusal names the first weight that differs, the cache, or a step."""
     first, second = open_earlier(engine(0)), open_earlier(engine(0, quant="int8"))
     with pytest.raises(MismatchError, match=r"proj.weight: the engine has \S+\[.*, the other "):
         first.built(second.program, first.engine.manifest.limits)

@@ -1,4 +1,4 @@
-"""report.json of compiled engines, and the page that `icc report` makes of it."""
+"""report.json of compiled engines, and the page that `icc report` makes from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that screen their head for greedy batches: the same tokens, and whole logits for whoever looks at them."""
+"""Engines that screen their head for greedy batches: the same tokens, and whole logits for requests that need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[Player, ScheduledBatch], list[int]]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The sample with an early exit; its head is small, so that screening has to be allowed."""
+    """The sample with an early exit; its head is small, so screening has to be allowed explicitly."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "CPU_PROFILE", replace(backend.CPU_PROFILE, screened_bytes=0))
         path = tmp_path_factory.mktemp("screening") / "sample.engine"
@@ -32,7 +32,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def left_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The share of logits that each greedy step left out; filled as steps run."""
+    """The share of logits that each greedy step skipped; filled as steps run."""
     shares: list[float] = []
     step: Step = Player.step_greedy
 
@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_whole_logits(
 
 
 def test_ranks_screen_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest of a row is the largest of the largest of its parts."""
+    """The largest logit of a row is the maximum over its parts' largest."""
     monkeypatch.setattr(backend, "CPU_PROFILE", replace(backend.CPU_PROFILE, screened_bytes=0))
     ranks = icc.compile(SAMPLE, tmp_path / "two.engine", target="native", quant="rtn4", tensor_parallel=2)
     (source,) = (ranks / "kernels").glob("*.cpp")

@@ -1,5 +1,5 @@
-"""Folders as sentence-transformers writes them: several poolings, layers behind them, prompts; by formulas of its
-modules, which it need not be installed for."""
+"""Folders as sentence-transformers writes them: several poolings, layers after them, prompts; checked by the formulas
+of its modules, without the package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ WIDE = 32
 
 
 def of_rows(rows: np.ndarray, kind: Pooling) -> np.ndarray:
-    """In float64, as sentence-transformers pools rows [T, H] whose attention mask is 1; row 0 has the weight 1."""
+    """The vector [H] in float64, as sentence-transformers pools rows [T, H] whose attention mask is 1; row 0 has weight
+    1."""
     weights = np.arange(1, len(rows) + 1)[:, None]
     return {
         "cls": rows[0], "last": rows[-1], "max": rows.max(0), "mean": rows.mean(0),
@@ -37,7 +38,7 @@ def of_rows(rows: np.ndarray, kind: Pooling) -> np.ndarray:
 
 
 class Rows:
-    """Rows of a prompt as they come from steps."""
+    """Rows of a prompt in the form that steps give."""
 
     def __init__(self, rows: np.ndarray, *cuts: int) -> None:
         self.prompt, self._chunks = list(range(len(rows))), np.split(rows, cuts)
@@ -63,14 +64,14 @@ def test_poolings_are_put_together_without_the_prompt(skipped: int) -> None:
     found = vector_of(rows, facts, skipped).reshape(6, 5)
     first = min(skipped, 6)
     rest = rows[first:].astype(np.float64)
-    weights = np.arange(first + 1, 8)[:, None]  # places count from the text's own beginning, as they do there
+    weights = np.arange(first + 1, 8)[:, None]  # positions include the prompt, as in sentence-transformers
     for kind, part in zip(["mean", *facts.also], found, strict=True):
         wanted = (weights * rest).sum(0) / weights.sum() if kind == "weightedmean" else of_rows(rest, kind)
         np.testing.assert_allclose(part, wanted, rtol=1e-5, atol=1e-6)
 
 
 def write_layer(folder: Path, prefix: str, *shape: int, bias: bool = True, **more: Any) -> dict[str, Any]:
-    """Random weights of a module, as a file of safetensors."""
+    """Write random weights of a module as a safetensors file; returns them."""
     import torch
     from safetensors.torch import save_file
 
@@ -82,7 +83,7 @@ def write_layer(folder: Path, prefix: str, *shape: int, bias: bool = True, **mor
 
 
 def test_layers_behind_the_pooling(tmp_path: Path) -> None:
-    """What is written is what is computed, in float64 by torch."""
+    """The layers compute what torch computes in float64 from the written files."""
     import torch
     from torch.nn import functional
 
@@ -138,7 +139,7 @@ def test_vectors_are_cut_to_dimensions() -> None:
 
 
 def test_a_whole_folder(tmp_path: Path) -> None:
-    """Two poolings, layers in the runtime, prompts that are not pooled, texts made lower case and cut."""
+    """Two poolings, layers in the runtime, prompts left out of the pooling, texts in lower case and truncated."""
     import torch
 
     model = saved("bert", tmp_path, "embed", num_hidden_layers=1)
@@ -147,7 +148,7 @@ def test_a_whole_folder(tmp_path: Path) -> None:
     config = {"pooling_mode": ["mean", "max"], "include_prompt": False}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
     dense = write_layer(tmp_path / "2_Dense", "linear", 20, 2 * WIDE)
-    (tmp_path / "2_Dense" / "config.json").write_text("{}")  # of which the activation function is Tanh
+    (tmp_path / "2_Dense" / "config.json").write_text("{}")  # the default activation is Tanh
     prompts = {"prompts": {"query": "which word: ", "passage": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 12, "do_lower_case": True}))

@@ -39,7 +39,7 @@ def speculating(llm: LLM, drafter: Any) -> LLM:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], family: str) -> None:
-    """Greedy and sampled; also with a cache so small that requests are preempted, and out of the prefix cache."""
+    """Greedy and sampled; also with a cache so small that requests are preempted, and from the prefix cache."""
     engine = compiled(family, quant="rtn4").engine
     params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
     with load(engine, threads=1) as llm:
@@ -62,7 +62,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
 
 @pytest.fixture(scope="module")
 def with_heads(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """(engine with random heads, the heads): a tiny llama."""
+    """(engine of a tiny llama with random heads, the folder of the heads)."""
     folder = tmp_path_factory.mktemp("heads")
     source = torch.Generator().manual_seed(0)
     tensors = {}
@@ -70,12 +70,12 @@ def with_heads(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
         tensors[f"{i}.0.linear.weight"] = torch.randn(64, 64, generator=source) * 0.1
         tensors[f"{i}.0.linear.bias"] = torch.randn(64, generator=source) * 0.1
     write_heads(folder, tensors, {"medusa_num_heads": 3, "medusa_num_layers": 1})
-    # steps shorter than the context behind which a compile times them
+    # steps shorter than the context with which a compile times them
     yield compiled("llama", spec=f"medusa:{folder}", max_step_tokens=48).engine, folder
 
 
 def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], compiled: Callable[..., Any]) -> None:
-    """The section of the heads, behind some of the logit rows of a step."""
+    """The section of the heads, run on some of the logit rows of a step."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret_outputs
     from icc.compiler.speculate.head_files import read_heads
@@ -113,10 +113,11 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
                 assert llm.loop.speculator.counts.accepted > 0
 
 
-# one KV group, and two of which the exit's layers have one
+# one KV group; two groups, one of which the exit's layers use
 @pytest.mark.parametrize("family", [*soak("llama"), "gemma2"])
 def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any], family: str) -> None:
-    """Self-speculation behind one of two layers, and an engine that is the model itself, which guesses all right."""
+    """Self-speculation after one of two layers, and a draft engine that is the model itself: all its guesses are
+    right."""
     engine = compiled(family, spec="layer-skip:1").engine
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     with load(compiled(family).engine, threads=1) as llm:
@@ -131,7 +132,7 @@ def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]
 
 
 def test_another_program_of_the_engine_guesses(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    """One engine with two programs: the model itself, and one of four bits that drafts for it."""
+    """One engine with two programs: the model itself, and a 4-bit version that drafts for it."""
     main, draft = compiled("llama").engine, compiled("llama", quant="rtn4").engine
     engine = shutil.copytree(main, tmp_path / "both.engine")
     shutil.copytree(draft / "kernels", engine / "draft" / "kernels")

@@ -1,4 +1,4 @@
-"""Engines whose ranks work one after the other: the bits of one rank; what each of them has; what is lost with one."""
+"""Pipeline stages: bit-equal to one rank; the weights and memory of each rank; the failure when a rank is lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ranked(llm: LLM) -> RankedDevice:
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
 def test_stages_keep_every_bit(name: str, options: dict[str, str], compiled: Compiled) -> None:
-    """Greedy and drawn tokens and logits are those of one rank; n-grams and a prefix from the cache change nothing."""
+    """Greedy and sampled tokens and logits are those of one rank; n-grams and a cached prefix change nothing."""
     one = compiled(name, max_seq_len=64, **options)
     two = compiled(name, max_seq_len=64, pipeline_parallel=2, **options)
     ids = list(range(3, 40))
@@ -62,8 +62,8 @@ def test_stages_keep_every_bit(name: str, options: dict[str, str], compiled: Com
 
 
 def test_stages_work_at_different_steps(compiled: Compiled) -> None:
-    """Rank 0 begins a step before the one before has ended: the tokens of one rank, drawn ones and logits too, with
-    prompts in chunks; what is cancelled in the middle, and a cache with room for two, leave the others as they are."""
+    """Rank 0 begins a step before the previous one has ended: tokens (also sampled) and logits are those of one rank,
+    with prompts in chunks; cancelled requests, and a cache for two requests only, do not change the others."""
     one = compiled("llama", max_seq_len=64).engine
     two = compiled("llama", max_seq_len=64, pipeline_parallel=2).engine
     ids = list(range(3, 60))
@@ -94,7 +94,7 @@ def test_stages_work_at_different_steps(compiled: Compiled) -> None:
 
 
 def _watched(llm: LLM) -> list[int]:
-    """How many steps are under way whenever one has begun."""
+    """A list that gets the number of steps under way each time that one begins."""
     found, begin = list[int](), llm.executor.begin  # type: ignore[attr-defined]
 
     def watching(batch: ScheduledBatch, greedy: bool) -> Any:
@@ -107,8 +107,8 @@ def _watched(llm: LLM) -> list[int]:
 
 @pytest.mark.parametrize("count", [4, *soak(3, 7)])
 def test_more_stages_than_cores(count: int, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4, two begin inside of a layer: what crosses there lies in wider rows. One step is under way; if all had cores
-    of their own, as many as there are stages, each with an equal share of the sequences, rounded up."""
+    """Two of 4 stages begin inside a layer, where wider rows are passed on. One step is under way; if each stage had
+    its own cores, one per stage, each with an equal share of the sequences, rounded up."""
     with icc.load(compiled("llama", max_seq_len=64).engine) as llm:
         wanted = tokens(llm)
     with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=count).engine) as llm:
@@ -129,8 +129,8 @@ def test_more_stages_than_cores(count: int, compiled: Compiled, monkeypatch: pyt
     [("llama", {"tensor_parallel": 2}), *soak(("mixtral", {"expert_parallel": 2, "quant": "rtn4"}))],
 )
 def test_stages_of_several_ranks(name: str, options: dict[str, Any], compiled: Compiled) -> None:
-    """Two stages of two ranks: the tokens of one rank, and the bits of two that have all layers; each rank's file has
-    the parts of its stage's weights."""
+    """Two stages of two ranks: the tokens of one rank, bit-equal to two ranks with all layers; each rank's file has its
+    parts of its stage's weights."""
     quant = {key: value for key, value in options.items() if key == "quant"}
     one, two, four = (
         compiled(name, max_seq_len=64, **more) for more in (quant, options, {**options, "pipeline_parallel": 2})
@@ -145,12 +145,12 @@ def test_stages_of_several_ranks(name: str, options: dict[str, Any], compiled: C
         assert tokens(llm) == wanted and tokens(llm, SAMPLED) == drawn
         assert np.array_equal(llm.logits(ids), logits)
     sizes = [(four.engine / entry.weights).stat().st_size for entry in read_manifest(four.engine).programs.values()]
-    # the first stage has the embedding besides its half of the layers
+    # the first stage also has the embedding
     assert len(sizes) == 4 and max(sizes) < 0.65 * (two.engine / "weights.safetensors").stat().st_size
 
 
 def test_a_rank_of_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None:
-    """Also where others of other stages wait for each other."""
+    """A lost rank ends the engine even while ranks of other stages wait for each other."""
     engine = compiled("llama", max_seq_len=64, tensor_parallel=2, pipeline_parallel=2).engine
     for rank in (1, 3):
         llm = icc.load(engine)
@@ -164,8 +164,8 @@ def test_a_rank_of_a_stage_that_dies_ends_the_engine(compiled: Compiled) -> None
 
 
 def test_each_rank_has_the_weights_of_its_layers(compiled: Compiled) -> None:
-    """Together they have each weight once, but for what positions are looked up in: this model ties none. The report
-    says where the cut is."""
+    """Together they have each weight once, except position tables: this model ties none. The report says where the cut
+    is."""
     one, two = compiled("llama", max_seq_len=64).engine, compiled("llama", max_seq_len=64, pipeline_parallel=2).engine
     manifest = read_manifest(two)
     assert manifest.ranks == 2 and all(entry.is_stage for entry in manifest.programs.values())
@@ -184,11 +184,11 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def test_a_stage_takes_memory_for_its_own_layers(compiled: Compiled) -> None:
-    """Both number the same blocks; rank 0 leaves what is of another's layers as it was."""
+    """Both ranks use the same block numbers; rank 0 never writes the cache of the other rank's layers."""
     with icc.load(compiled("llama", max_seq_len=64, pipeline_parallel=2).engine, kv_bytes=8 << 20) as llm:
         device = ranked(llm)
         tokens(llm)
-        half = device.cache.nbytes // 2  # two layers, one behind the other
+        half = device.cache.nbytes // 2  # two layers, one after the other
         memory = [ctypes.string_at(device._kv.address + layer * half, half) for layer in (0, 1)]
     assert [any(layer) for layer in memory] == [True, False]
 

@@ -1,5 +1,5 @@
-"""Chats with engines that keep states, through templates: what each turn computes, also where a template takes back
-what was said."""
+"""Chats with engines that keep states, through templates: the tokens that each turn computes, also if a template
+removes earlier text."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-# as Qwen 3's: what was thought in earlier turns is taken out
+# like Qwen 3's: it removes the thoughts of earlier turns
 FORGETS_THOUGHTS = PLAIN.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
-# as Llama 3.1's: the day, in front of what the system says
+# like Llama 3.1's: the date, before the system message
 DATED = PLAIN.replace("{% for", "<|im_start|>system\nToday: {{ date_string }}<|im_end|>\n{% for", 1)
 SPECIAL = ["<pad>", "<s>", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "system", "user", "assistant"]
 
@@ -50,7 +50,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(json.dumps(made).encode())
 
 
-# characters, so that what is said comes back as the tokens that it was
+# characters, so that an answer is encoded to the tokens that were generated
 SAID = icc.SamplingParams(
     max_tokens=ANSWER, temperature=0.0, logprobs=0, ignore_eos=True, allowed_token_ids=tuple(range(10, 105))
 )
@@ -58,7 +58,7 @@ SAID = icc.SamplingParams(
 
 @pytest.fixture(params=NAMES)
 def engines(request: pytest.FixtureRequest, compiled: Callable[..., Any]) -> Iterator[Callable[[str], LLM]]:
-    """Makes engines of a template: `engines(template)`, all of the same model."""
+    """Loads an engine with a template: `engines(template)`, all of the same model."""
     path, opened = compiled(request.param, max_step_tokens=48, max_batch_size=4).engine, []
 
     def make(template: str) -> LLM:
@@ -72,7 +72,7 @@ def engines(request: pytest.FixtureRequest, compiled: Callable[..., Any]) -> Ite
 
 
 def answered(llm: LLM, messages: list[dict[str, str]], **values: str) -> tuple[icc.Completion, Generation]:
-    """The answer to a conversation, and the request that it came from."""
+    """The answer to a conversation, and its request."""
     begun: list[Generation] = []
     add = llm.loop.add
     llm.loop.add = lambda *args, **more: begun.extend(add(*args, **more)) or begun[-1:]  # type: ignore[method-assign]
@@ -83,16 +83,17 @@ def answered(llm: LLM, messages: list[dict[str, str]], **values: str) -> tuple[i
 
 
 class Chat:
-    """One conversation with an engine, and each of its turns again in a cold one."""
+    """One conversation with an engine; each turn is repeated on an engine with an empty cache."""
 
     def __init__(self, make: Callable[[str], LLM], template: str, system: str = "") -> None:
         self.llm, self.cold = make(template), make(template)
         self.messages = [{"role": "system", "content": system}] if system else []
-        self.before = 0  # tokens of the last prompt
+        self.before = 0  # number of tokens in the last prompt
         self.prompt = 0
 
     def turn(self, said: str, thought: str = "", **values: str) -> int:
-        """How many of the prompt's tokens were cached. Its answer has a cold run's bits."""
+        """Run a turn; returns how many of the prompt's tokens were cached. Its answer is bit-equal to that of the cold
+        engine."""
         self.messages.append({"role": "user", "content": said})
         (answer, request), (expected, first) = (answered(m, self.messages, **values) for m in (self.llm, self.cold))
         self.cold.loop.reset()
@@ -112,7 +113,7 @@ def test_ten_turns_compute_only_what_is_new(engines: Callable[[str], LLM]) -> No
 
 
 def test_thoughts_that_are_taken_out_cost_one_answer(engines: Callable[[str], LLM]) -> None:
-    """The prompt before is the longest beginning of the next one: up to there nothing is computed again."""
+    """The next prompt begins with the whole previous prompt: the tokens of that are not computed again."""
     chat = Chat(engines, FORGETS_THOUGHTS)
     for number in range(10):
         cached = chat.turn(f"no {number}", "<think>well</think>")

@@ -1,4 +1,4 @@
-"""Engines with recurrent states: in chunks, with neighbours, preempted, guessed ahead, and from checkpoints."""
+"""Engines with recurrent states: in chunks, in batches, preempted, with guesses, and from checkpoints of states."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NAMES = [
 ]
 NEW = 40
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-TOLERANCE = {"f32": 5e-5, "bf16": 1e-2}  # by --state-cache, of the largest logit
+TOLERANCE = {"f32": 5e-5, "bf16": 1e-2}  # by --state-cache, relative to the largest logit
 
 
-@pytest.fixture(params=[*NAMES, "deepseek_v32-picked_tokens"])  # an index has no state, and a cache of its own
+@pytest.fixture(params=[*NAMES, "deepseek_v32-picked_tokens"])  # an index has no state, but its own cache
 def made(request: pytest.FixtureRequest, compiled: Callable[..., Any]) -> Any:
     """Engine, checkpoint and oracle: shared by all tests here."""
     name, _, kept = request.param.partition(" ")
@@ -48,7 +48,7 @@ def prompts() -> list[list[int]]:
 
 
 def poison(llm: LLM) -> None:
-    """From now on, before each step, every block that nobody has is filled with NaN."""
+    """From now on, fill every free block with NaN before each step."""
     step, device = llm.executor.step_greedy, llm.executor.device
 
     def poisoned(batch: Any) -> np.ndarray:
@@ -88,9 +88,9 @@ def test_tokens_are_the_models_however_they_come_about(made: Any, tiny: Any) -> 
             lost = logits.max(axis=1) - logits[np.arange(NEW), tokens]
             if kept_as(llm) == "f32":
                 assert lost.max() < 1e-3  # ties within rounding
-            else:  # where two experts are nearer than what was rounded, another one is taken: of Kimi Linear 1 in 160
+            else:  # two experts may be closer than the rounding, and the other is chosen: 1 in 160 for Kimi Linear
                 assert np.mean(lost < 1e-2 * np.abs(logits).max()) > 0.95
-        again = generate(llm)  # from the checkpoints of states, as far as they are there
+        again = generate(llm)  # from the checkpoints of states that exist
         assert tokens_of(again) == found and all(g.num_cached_tokens >= 32 for g in again if len(g.prompt) > 32)
         assert tokens_of(generate(llm, preempt_every=7)) == found
         assert llm.loop.scheduler.num_preemptions > 3
@@ -106,7 +106,7 @@ def test_tokens_are_the_models_however_they_come_about(made: Any, tiny: Any) -> 
 
 
 def branched(wrong: int, right: int, then: int) -> Draft:
-    """The right guess, one behind it and another that is wrong; a wrong one beside them."""
+    """A tree of guesses: beside a wrong guess, the right one, followed by `then` and that by a wrong one."""
     return Draft((right, wrong, then, wrong), (-1, -1, 0, 2))
 
 
@@ -141,7 +141,7 @@ def alone(llm: LLM, prompt: list[int], params: icc.SamplingParams) -> Any:
 
 
 def test_a_chat_computes_only_its_new_tokens(made: Any) -> None:
-    """Ten turns, each the text so far and more: less than a block is computed again, and the bits are a cold run's."""
+    """Ten turns, each the text so far and more: less than a block is computed again, bit-equal to a cold run."""
     engine, _, _ = made
     random = np.random.default_rng(7)
     text, sure = random.integers(3, 119, 40).tolist(), icc.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0)
@@ -168,7 +168,7 @@ def test_a_chat_computes_only_its_new_tokens(made: Any) -> None:
 @pytest.mark.parametrize("made", NAMES, indirect=True)
 def test_inspect_shows_the_states(made: Any) -> None:
     facts: Any = describe_engine(made.engine)["kv_cache"]
-    *paged, states = facts["groups"]  # of recurrences alone, no pages
+    *paged, states = facts["groups"]  # models of recurrences alone have no paged groups
     assert states["keeps"] == "the state, and 2 checkpoints per sequence"
     assert states["bytes_per_token"] == 0 and facts["bytes_per_token"] == sum(g["bytes_per_token"] for g in paged)
     with icc.load(made.engine) as llm:

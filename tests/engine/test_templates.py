@@ -23,7 +23,7 @@ def test_named_templates_come_along(tmp_path: Path) -> None:
 
 
 def test_the_template_of_a_processor_comes_along(tmp_path: Path) -> None:
-    """Models that also see may have it in no other file; where there is another one, that is taken."""
+    """Models that take images may have it in no other file; if another file has one, that is used."""
     model, stage = tmp_path / "model", tmp_path / "stage"
     model.mkdir()
     stage.mkdir()

@@ -1,4 +1,5 @@
-"""--tune: candidates are other blocks of the same level, the fastest is kept where it is worth it, tokens stay."""
+"""--tune: candidates are other blocks of the same level, the fastest is kept if it gains enough, tokens do not
+change."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_a_tuned_engine_says_what_it_chose_and_gives_the_same_bits(
 
 @pytest.mark.soak
 def test_steps_are_timed_on_every_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
-    """With the real clock: whatever it chooses, the engine runs."""
+    """With the real clock: whichever candidates win, the engine runs."""
     monkeypatch.setattr(tune, "VARIANTS", ((1, 256),))
     engine = icc.compile(
         tiny_llama, tmp_path / "e", target="native", quant="rtn4", max_seq_len=64, max_batch_size=2, tune=True

@@ -1,4 +1,4 @@
-"""RELIABILITY R8: whatever system call fails while an engine is written, the old or the new one is there, whole."""
+"""RELIABILITY R8: whichever system call fails while an engine is written, the old or the new engine remains, whole."""
 
 from __future__ import annotations
 

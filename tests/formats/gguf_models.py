@@ -1,7 +1,7 @@
 """Writes models of transformers as GGUF files, with the writer and the quantizers of the `gguf` package, and gives the
-models that these files stand for: `gguf.quants.dequantize` of every tensor, as transformers has it.
+models with the values of these files: `gguf.quants.dequantize` of every tensor, in transformers' layout.
 
-What llama.cpp's convert_hf_to_gguf.py does to values is done here too: rows of Q and K of a llama lie in another order,
+Values are changed as llama.cpp's convert_hf_to_gguf.py changes them: the rows of a llama's Q and K are permuted,
 gemma's norms are one larger, GPT-2's matrices are transposed.
 """
 
@@ -50,16 +50,16 @@ def random_blocks(kind: Kind, rows: int, k: int, rng: np.random.Generator, sprea
     if kind == Kind.NVFP4:
         blocks[:, :, :4] = rng.integers(8, 32, (*blocks.shape[:2], 4))
     if kind == Kind.TQ2_0:
-        blocks[:, :, :64] &= (blocks[:, :, :64] << np.uint8(1)) | np.uint8(0x55)  # no field is 3
+        blocks[:, :, :64] &= (blocks[:, :, :64] << np.uint8(1)) | np.uint8(0x55)  # no 2-bit field is 3
         blocks[:, :, :64] &= ~((blocks[:, :, :64] & np.uint8(0x55)) << np.uint8(1))
-    if kind == Kind.IQ1_M:  # a float16 of about 0.01 in the upper fours of four words
+    if kind == Kind.IQ1_M:  # a float16 of about 0.01 in the upper four bits of four words
         words = blocks[:, :, 48:].view(np.uint16)
         words[:] = words & np.uint16(0x0FFF) | np.array([0x1000, 0x2000, 0x1000, 0x2000], np.uint16)
     return blocks.reshape(rows, -1)
 
 
 def stored(value: np.ndarray, kind: Kind, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of a tensor of a type and what they stand for; the values are others where there is no quantizer."""
+    """The bytes of a tensor in a type and their values; random blocks if the package has no quantizer for the type."""
     if kind == Kind.F32:
         return value, value
     if kind == Kind.BF16:
@@ -74,17 +74,17 @@ def stored(value: np.ndarray, kind: Kind, rng: np.random.Generator) -> tuple[np.
 
 
 def permuted(value: np.ndarray, heads: int) -> np.ndarray:
-    """As LlamaModel.permute of llama.cpp's conversion."""
+    """Rows of Q or K in llama.cpp's order: its conversion's LlamaModel.permute."""
     return value.reshape(heads, 2, value.shape[0] // heads // 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
 
 def restored(value: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse."""
+    """The inverse of `permuted`."""
     return value.reshape(heads, value.shape[0] // heads // 2, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
 
 
 def _changes(arch: str, name: str, config: Any) -> tuple[Change, Change]:
-    """What the conversion does to a tensor, and its inverse."""
+    """The conversion's change of a tensor's values, and its inverse."""
     heads = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
     for part, field in heads.items():
         if arch == "llama" and part in name:
@@ -98,7 +98,7 @@ def _changes(arch: str, name: str, config: Any) -> tuple[Change, Change]:
 
 
 def _pieces(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """A parameter as llama.cpp has it: gate and up of experts are two tensors."""
+    """The tensors of a parameter in llama.cpp, by name: gate and up of experts are two tensors."""
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(value, 2, axis=1)
         return {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
@@ -109,9 +109,10 @@ def write_model(
     model: Any, arch: str, path: Path, kind_of: Callable[[str], str], metadata: Callable[[Any], None] | None = None,
     seed: int = 0,
 ) -> Any:  # fmt: skip
-    """Write `model` and make its parameters what the file stands for; returns the model.
+    """Write `model` and set its parameters to the values of the file; returns the model.
 
-    kind_of: the type of a tensor of two or more dimensions, by llama.cpp's name. metadata: adds to the writer.
+    kind_of: the type of a tensor of two or more dimensions, by llama.cpp's name. metadata: adds keys to the writer;
+    None: adds none.
     """
     rng, config = np.random.default_rng(seed), model.config
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)

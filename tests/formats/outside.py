@@ -1,6 +1,6 @@
 """A storage format of an outside package: nl4, a table of 16 levels and a scale per group, for both back ends.
 
-The levels are those of llama.cpp's IQ4_NL: closer together where weights are. Nothing in icc knows of it.
+The levels are those of llama.cpp's IQ4_NL: closer together where weights are. Nothing in icc knows the format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BETWEEN = (_TABLE[1:] + _TABLE[:-1]) / 2
 
 @dataclass(frozen=True)
 class Nl4(GroupFormat):
-    """Parts: codes uint8 [..., N, K] below 16; scales (fp16 values) [..., N, K / group]. w = LEVELS[code] scale."""
+    """Parts: codes uint8 [..., N, K] below 16; scales (fp16 values) [..., N, K / group]. w = LEVELS[code] * scale."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class Nl4(GroupFormat):
 
 @dataclass(frozen=True)
 class Nl4Tiles(CodeTiles):
-    """As q4 has them; every zero point is 128, what the table's entries are shifted by to be unsigned."""
+    """Tiles as for q4; every zero point is 128, which shifts the table's entries to be unsigned."""
 
     @property
     def label(self) -> str:
@@ -95,7 +95,7 @@ class Nl4Tiles(CodeTiles):
 
 @dataclass(frozen=True)
 class Nl4Rows(CodeGroups):
-    """Two codes to a byte, row by row, and behind all of them the scales as float32."""
+    """Two codes per byte, row by row, and after all codes the scales as float32."""
 
     @property
     def macros(self) -> str:
@@ -106,7 +106,7 @@ class Nl4Rows(CodeGroups):
         return Unpacking(self.format.name, self.group, 4, 4, 2.0, 2.0)
 
     def codes_nbytes(self, n: int, k: int) -> int:
-        """Where the scales begin."""
+        """The bytes of all codes: the offset of the scales."""
         return (n * k // 2 + 63) // 64 * 64
 
     def matrix_nbytes(self, n: int, k: int) -> int:
@@ -128,7 +128,7 @@ class Nl4Rows(CodeGroups):
 
 
 def register() -> None:
-    """What an entry point of icc.formats does."""
+    """Register the format, as an entry point of icc.formats does."""
     add_templates(Path(__file__).with_name("templates"))
     register_format("nl4", Nl4)
     CPU_LAYOUTS.register(Nl4, lambda form, role: Nl4Tiles("nl4", form))

@@ -1,4 +1,4 @@
-"""Checkpoints of BitNet: values are those of transformers' own code, and what does not fit is named."""
+"""Checkpoints of BitNet: values are those of transformers' own code, and a refusal names what does not fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(tensors: dict[str, torch.Tensor], **stated: Any) -> dict[str, Weight]:
 
 
 def matrix(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed by transformers, and its values."""
+    """A random matrix packed by transformers, and its values."""
     values = torch.randint(-1, 2, (n, k), generator=torch.Generator().manual_seed(n))
     return pack_weights(values.clone()), values.float()
 

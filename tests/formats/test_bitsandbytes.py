@@ -1,4 +1,4 @@
-"""Checkpoints of bitsandbytes: the values that it makes of what it wrote itself, and what is refused."""
+"""Checkpoints of bitsandbytes: the values that bitsandbytes itself reads from its files, and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_values_are_those_of_bitsandbytes_to_the_last_bit(tensors: dict[str, Wei
 def test_codes_in_words_that_are_called_floats(
     storage: torch.dtype, tensors: dict[str, Weight], tmp_path: Path
 ) -> None:
-    """bnb_4bit_quant_storage: the same bytes, of which some are NaN in that type."""
+    """bnb_4bit_quant_storage: the same bytes, some of which are NaN in that type."""
     whole = with_states(tensors)[NF4].load()
     codes = tensors[NF4].load().reshape(-1).view(storage).unsqueeze(1)
     assert torch.equal(with_states(changed(tensors, NF4, codes))[NF4].load(), whole)

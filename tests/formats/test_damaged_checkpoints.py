@@ -1,5 +1,5 @@
-"""Damaged checkpoints of every packed kind: tensors that are missing, of another shape, type or content, and
-configurations that say nonsense, end in one line or in weights that are what they say."""
+"""Damaged checkpoints of every packed kind: missing tensors, other shapes, types or contents, and nonsensical
+configurations give a one-line error, or consistent weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[Config, Callable[[], Tensors]]] = {
 
 
 def damaged(tensors: Tensors, rng: random.Random) -> Tensors:
-    """With one or two tensors gone, of another shape or type, or of other content."""
+    """The tensors with one or two removed, or changed in shape, type or content."""
     found = dict(tensors)
     for _ in range(rng.randint(1, 2)):
         name = rng.choice(sorted(found))
@@ -100,7 +100,7 @@ def damaged(tensors: Tensors, rng: random.Random) -> Tensors:
 
 
 def spoilt(config: Config, rng: random.Random) -> Config:
-    """With one fact of any depth replaced, or gone."""
+    """The configuration with one value at any depth replaced or removed."""
     found = copy.deepcopy(config)
     inside = found
     while True:
@@ -116,7 +116,7 @@ def spoilt(config: Config, rng: random.Random) -> Config:
 
 
 def read(config: Config, tensors: Tensors) -> None:
-    """What opening a checkpoint and writing its engine read of its weights."""
+    """Read a checkpoint's weights as opening it and writing its engine do."""
     packing = packing_of({"quantization_config": config}, Path("model"))
     if packing is None:
         return

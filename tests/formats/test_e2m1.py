@@ -63,7 +63,7 @@ def test_experts_of_gpt_oss(tiny: ModuleType, tmp_path: Path, few_blocks: None) 
     lowered = lower_graph(optimize(graph))
     assert [w.format for w in lowered.program.weights.values()].count("mxfp4") == 4
     found = run_lowered(lowered, tmp_path / "cpu", IDS)
-    assert np.abs(found - expected.numpy()).max() < 0.03 * float(expected.abs().max())  # rows are int8
+    assert np.abs(found - expected.numpy()).max() < 0.03 * float(expected.abs().max())  # activations are int8
     if SOAK:
         engine = build(tmp_path, limits=Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=16), block_size=4)
         on_gpu, same = engine.llm().logits(IDS), interpret(engine.graph, IDS).numpy()
@@ -92,7 +92,7 @@ def test_what_compressed_tensors_writes(kind: str) -> None:
     assert found["a.weight"].describe() == f"{'mxfp4' if kind == 'mxfp4' else 'nvfp4_xg64'}[24, 192]"
     ours = found["a.weight"].load()
     assert float((ours - weight).norm() / weight.norm()) < 0.2
-    tolerance = 0.0 if kind == "mxfp4" else 2**-9  # the library's own arithmetic is of 16 bits
+    tolerance = 0.0 if kind == "mxfp4" else 2**-9  # the library computes in 16 bits
     torch.testing.assert_close(ours, expected, rtol=tolerance, atol=0)
 
 

@@ -35,7 +35,7 @@ NANS = (0x7F, 0xFF)
 
 
 def random_parts(form: Float8, *shape: int, seed: int = 0, nan: bool = False) -> Parts:
-    """Every code, and scales of any sign of exponent."""
+    """Parts with every code, and scales with exponents of either sign."""
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 256, shape).astype(np.uint8)
     if not nan:
@@ -54,7 +54,7 @@ def test_the_format_keeps_what_it_says(group: int) -> None:
     values = form.decode(encoded.parts)
     torch.testing.assert_close(values.abs().amax(1), weight.abs().amax(1), rtol=1e-6, atol=0)
     assert float(((values - weight).abs() / weight.abs().amax(1, keepdim=True)).max()) < 2.0**-4
-    again = form.encode(values)  # a number of the format is its own nearest
+    again = form.encode(values)  # numbers of the format are encoded exactly
     torch.testing.assert_close(form.decode(again.parts), values, rtol=1e-6, atol=0)
     held = form.release(form.hold(encoded.parts, (40, 100)), (40, 100))
     assert all(torch.equal(held[name], value) for name, value in encoded.parts.items())
@@ -115,7 +115,7 @@ TILINGS = [
     [("bf16", 0, 200, "a100"), ("bf16", 64, 200, "a100"), ("f16", 128, 384, "a100"), ("f16", 128, 384, "rx7900xtx")],
 )
 def test_on_matrix_units(kind: str, group: int, k: int, target: str, tiling: dict[str, int]) -> None:
-    """Of GPUs that have no instructions for them, as 16-bit values; of others see triton/test_w8a8.py."""
+    """Products in 16 bits, for GPUs without instructions for 8-bit floats; triton/test_w8a8.py tests other GPUs."""
     torch.manual_seed(0)
     form, n, count = Float8(group), 33, 5 if tiling["decode"] else 17
     parts = random_parts(form, n, k)
@@ -136,7 +136,7 @@ def test_on_matrix_units(kind: str, group: int, k: int, target: str, tiling: dic
 
 @pytest.mark.parametrize(("kind", "group"), [("f32", 0), ("bf16", 48)])
 def test_in_float32(kind: str, group: int) -> None:
-    """Rows of float32, and blocks that matrix instructions do not take."""
+    """Rows of float32, and group sizes that matrix instructions do not take."""
     form, n, k = Float8(group), 33, 130
     parts = random_parts(form, n, k)
     packed = TRITON_LAYOUTS.find(form, "product").pack({name: value.numpy() for name, value in parts.items()})

@@ -1,5 +1,5 @@
-"""Checkpoints of 8-bit floats, written by the formats' own libraries where those are at hand, give the values that
-their libraries take them for."""
+"""Checkpoints of 8-bit floats, written by the formats' own libraries if available, give the values that those libraries
+read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Stored = dict[str, Tensor]
 
 
 def of_transformers(weight: Tensor, block: tuple[int, int] | None, scale_fmt: str = "float") -> tuple[Stored, Tensor]:
-    """What transformers writes for a weight, and the values that it reads."""
+    """The tensors that transformers writes for a weight, and the values that it reads from them."""
     config = SimpleNamespace(weight_block_size=block, scale_fmt=scale_fmt)
     own = SimpleNamespace(quantization_config=config)
     found = Fp8Quantize(own)._quantize_one("weight", weight)
@@ -40,7 +40,7 @@ def of_transformers(weight: Tensor, block: tuple[int, int] | None, scale_fmt: st
 
 
 def of_compressed_tensors(weight: Tensor, strategy: str, block: list[int] | None = None) -> tuple[Stored, Tensor]:
-    """The same of compressed-tensors."""
+    """As `of_transformers`, by compressed-tensors."""
     ct = pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.naive_quantized.base import FloatQuantizationCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -66,7 +66,8 @@ def of_compressed_tensors(weight: Tensor, strategy: str, block: list[int] | None
 
 
 def of_modelopt(weight: Tensor, shape: tuple[int, ...]) -> tuple[Stored, Tensor]:
-    """What ModelOpt exports: one scale, one per channel, or blocks of 32 x 32 as [rows, 1, columns, 1]."""
+    """The tensors that ModelOpt exports, and their values: one scale, one per channel, or blocks of 32 x 32 as [rows,
+    1, columns, 1]."""
     n, k = weight.shape
     rows, columns = (n, k) if not shape else (1, k) if shape == (n,) else (32, 32)
     tiles = weight.float().unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
@@ -109,7 +110,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 def write(folder: Path, config: dict[str, Any]) -> None:
-    """A quantization's facts where its writer puts them."""
+    """Write a quantization's configuration to the file that its library uses."""
     if "producer" in config:
         (folder / "hf_quant_config.json").write_text(json.dumps(config))
     else:
@@ -118,7 +119,7 @@ def write(folder: Path, config: dict[str, Any]) -> None:
 
 
 def checkpoint(kind: str, tiny: ModuleType, folder: Path, family: str = "llama") -> tuple[Any, dict[str, Tensor]]:
-    """A model, and the values of its quantized matrices; its checkpoint in `folder`."""
+    """Write a checkpoint to `folder`; returns the model, and the values of its quantized matrices."""
     make, config, _ = CASES[kind]
     model = tiny.save_tiny(tiny.tiny_configs()[family], folder, dtype="bfloat16").to(torch.float32)
     tensors, values = load_file(folder / "model.safetensors"), {}
@@ -154,7 +155,7 @@ def test_models(tiny: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["hf-tensor", "ct-block"])
 def test_experts_are_merged_as_they_are(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """A file has a matrix per expert, with scales of its own; the model has all of a layer's as one."""
+    """The file has a matrix with its scales per expert; the model has one weight for all experts of a layer."""
     _, values = checkpoint(kind, tiny, tmp_path, "qwen3_moe")
     source = open_source(tmp_path)
     weights = source.weights(build_meta_model(source.config))

@@ -1,4 +1,4 @@
-"""The block formats of GGUF files: values to the last bit, and layouts that lose nothing."""
+"""The block formats of GGUF files: bit-exact values, and layouts that lose nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_gguf_quantizes(kind: str) -> None:
 @pytest.mark.parametrize("layouts", [CPU, TRITON], ids=["cpu", "triton"])
 def test_layouts_lose_nothing_and_add_little(layouts, kind: str) -> None:
     form = GGML_FORMATS[kind]
-    k = max(form.size, 64) * 3  # no multiple of what fills a header
+    k = max(form.size, 64) * 3  # does not fill the last header
     for shape in ((40, k), (7, k), (2, 17, k)):
         found = {n: v.numpy() for n, v in parts(kind, blocks(kind, int(np.prod(shape[:-1])), k)).items()}
         found = {n: v.reshape(*shape[:-1], -1) for n, v in found.items()}

@@ -25,10 +25,10 @@ from icc.runtime.format.gguf import GgufTensor
 from run_lowered import lower_graph, optimize, run_lowered
 from sizes import soak
 
-# what differs in kernels: bits, upper bits in a line of their own, minima, tables, integer scales, powers of two
+# all variants of kernels: bits, upper bits in a line of their own, minima, tables, integer scales, powers of two
 KINDS = ["q4_0", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_nl", "iq2_xs", "mxfp4"]
 OTHERS = soak(*sorted(set(GGML_FORMATS) - set(KINDS)))
-# formats of our own, in blocks that are no power of two: tables of 8 levels, upper bits, and codes of 8 bits
+# icc's own formats, whose block sizes are no powers of two: tables of 8 levels, upper bits, and codes of 8 bits
 MIXED = ["n3g32b192", "s5g32b96", "s8g64b192", *soak("n2g32b192", "n4g32b96", "s6g32b192", "a4g32b96", "a5g64b192")]
 # a scale and an offset per group of any size (MLX), and -1, 0 and 1 (BitNet)
 GIVEN = ["oq4_bf16g64", "oq8g64", "t2_f32g128", *soak("oq2g32", "oq3g128", "oq5g64", "oq6_bf16g32", "oq8_bf16g32")]
@@ -36,7 +36,7 @@ ROWS, N, K = 40, 35, 768
 
 
 def random_parts(kind: str, rows: int, seed: int) -> QuantizedWeight:
-    """Random codes, scales of both signs and offsets, of which some are 0."""
+    """Random codes, and scales of both signs and offsets, some of them 0."""
     form, random = find_format(kind), torch.Generator().manual_seed(seed)
     assert isinstance(form, BlockFormat)
     parts: dict[str, torch.Tensor] = {}
@@ -61,7 +61,7 @@ def weight(folder: Path, kind: str, rows: int, seed: int) -> QuantizedWeight:
 
 
 def graph_of(folder: Path, kind: str) -> Graph:
-    """Logits: rows of a table through a product, table and matrix of one format."""
+    """A graph whose logits are rows of a table through a product; table and matrix have one format."""
     graph = parse_graph(
         "graph(%token_ids: i64[T]):\n"
         f"  %0: f32[T, {K}] = icc.embedding(%token_ids, @table: f32[{ROWS}, {K}])\n"
@@ -73,22 +73,22 @@ def graph_of(folder: Path, kind: str) -> Graph:
 
 
 def int8_rows(x: torch.Tensor, group: int) -> torch.Tensor:
-    """What quantize_rows makes of float32 activations, float64."""
+    """The values of float32 activations after quantize_rows, float64."""
     groups = x.unflatten(-1, (-1, group))
     peak = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    limit = torch.tensor(127.0)  # a number over a tensor would be its reciprocal, rounded, times the number
+    limit = torch.tensor(127.0)  # torch divides a Python number by a tensor with a rounded reciprocal
     return ((groups * (limit / peak)).round().double() * (peak / limit)).flatten(-2)
 
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Micro-kernels of two numbers of rows, instead of eleven: the text of all is one."""
+    """Micro-kernels for two numbers of rows instead of eleven: all have the same source."""
     isa = host_isas()[0]
     some = tuple(b for b in isa.quant_blocks if b.rows in (1, 8))
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (replace(isa, quant_blocks=some),))
 
 
-# entries of a table, which have a bias there, pieces of codes, and bytes, whose sums begin at minus 128 times that of x
+# table entries (with a bias here), parts of codes, and bytes, whose sums begin at minus 128 times the sum of x
 @pytest.mark.parametrize("kind", ["iq4_nl", "q6_k", "q8_0"])
 def test_with_avx_vnni(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isa = runnable_avxvnni()
@@ -116,7 +116,7 @@ def check_on_the_cpu(kind: str, tmp_path: Path) -> None:
     graph = graph_of(tmp_path, kind)
     lowered = lower_graph(optimize(graph))
     assert {w.format for w in lowered.program.weights.values()} == {kind}
-    for count in (1, 11):  # blocks of one row, and more rows than a block has
+    for count in (1, 11):  # one row, and more rows than a block has
         ids = np.random.default_rng(count).integers(0, ROWS, count).tolist()
         found = run_lowered(lowered, tmp_path / str(count), ids)
         x = graph.weights["table"].load()[ids]

@@ -1,5 +1,5 @@
 """Architectures of GGUF files as llama.cpp's converter writes them, recorded without values: the configuration is the
-model's, every tensor has its place. benchmarks/gguf_architectures.py, which recorded them, compares logits."""
+model's, and every tensor is used. benchmarks/gguf_architectures.py, which recorded them, compares logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sizes import soak
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/gguf_architectures.json").read_text())
 FIRST = ["falcon-new", "gemma4", "gpt-oss", "deepseek2-v3", "qwen3next"]
-# of no effect on logits, or what llama.cpp does not keep: how a width was found, tokens, the checkpoint's own type
+# fields without effect on logits, or that llama.cpp drops: how a width was derived, tokens, the checkpoint's dtype
 FREE = {
     "architectures", "dtype", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "chunk_size",
     "block_multiple_of", "block_auto_adjust_ff_dim", "_name_or_path", "num_ln_in_parallel_attn",
@@ -29,8 +29,8 @@ FREE = {
     "multi_query", "per_layer_config", "_sliding_window_pattern", "sliding_window_pattern", "n_ctx", "global_head_dim",
     "head_dim", "mamba_chunk_size", "num_global_key_value_heads", "vocab_size_per_layer_input",
 }  # fmt: skip
-# said otherwise: factors as a tensor or in the weights, another type of the same layers, a width after its multiple was
-# taken, a period of what is there once
+# expressed differently: factors as a tensor or in the weights, another model type with the same layers, a width after
+# rounding to its multiple, a period for something that occurs once
 OTHERWISE = (
     "llama-tied-llama3", "mistral", "ministral3", "gpt2", "falcon", "lfm2", "falcon-h1", "jamba", "nemotron-h-moe",
     "apertus", "solar-open", "youtu", "glm4moelite", "qwen35moe",
@@ -38,7 +38,7 @@ OTHERWISE = (
 
 
 def as_file(name: str, folder: Path) -> GgufContainer:
-    """The file, all of whose tensors are the recorded numbers or nothing."""
+    """A file whose tensors have the recorded values, or none."""
     found, path = RECORDED[name], folder / "m.gguf"
     metadata = {k: np.array(v) if isinstance(v, list) else v for k, v in found["metadata"].items()}
     content, tensors = b"", {}
@@ -51,7 +51,7 @@ def as_file(name: str, folder: Path) -> GgufContainer:
 
 
 def close(found: Any, wanted: Any) -> bool:
-    """Equal, but for numbers that the file has as float32."""
+    """Whether both are equal; numbers may differ by the rounding of the file's float32."""
     if isinstance(wanted, dict):
         return all(close(found.get(key), value) for key, value in wanted.items())
     if isinstance(wanted, list):
@@ -79,7 +79,7 @@ def arrangement(container: GgufContainer) -> Arrangement:
 
 
 def test_experts_in_turns(tmp_path: Path) -> None:
-    """gpt-oss: transformers has gate and up in turns, [in, out]; blocks stay as they are."""
+    """gpt-oss: transformers interleaves gate and up, [in, out]; blocks are not decoded."""
     container, form = as_file("gpt-oss", tmp_path), GGML_FORMATS["mxfp4"]
     own = arrangement(container)
     values: list[Any] = []
@@ -99,10 +99,10 @@ def test_experts_in_turns(tmp_path: Path) -> None:
 
 
 def test_rows_of_queries_keys_and_values(tmp_path: Path) -> None:
-    """Falcon: what the converter does, undone."""
+    """Falcon: the converter's permutation is undone."""
     container = as_file("falcon-new", tmp_path)
     numbers = torch.arange(128.0)[:, None].expand(128, 64)
-    grouped = numbers.view(2, 4, 16, 64)  # two heads of keys: two of queries each, keys, values
+    grouped = numbers.view(2, 4, 16, 64)  # two key heads, each with two query heads, keys, values
     moved = torch.cat([grouped[:, :-2].reshape(64, 64), *(grouped[:, [i]].reshape(32, 64) for i in (-2, -1))])
     found = arrangement(container).undone(Constant(moved), "blk.0.attn_qkv.weight")
     assert torch.equal(found.load(), numbers)

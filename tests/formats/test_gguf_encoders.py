@@ -1,4 +1,4 @@
-"""GGUF files of encoders: WordPiece as llama.cpp writes it, pooling, and what they are compiled for."""
+"""GGUF files of encoders: WordPiece as llama.cpp writes it, pooling, and the tasks that they are compiled for."""
 
 from __future__ import annotations
 

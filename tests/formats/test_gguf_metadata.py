@@ -1,4 +1,4 @@
-"""Metadata of GGUF files that are odd, or wrong: read as llama.cpp reads them, or refused in one line."""
+"""Odd or wrong metadata of GGUF files: read as llama.cpp reads it, or refused in one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def files(metadata: dict[str, Any], folder: Path, rows: int = 32) -> tuple[Token
 
 
 def test_no_token_that_the_file_has_not(tmp_path: Path) -> None:
-    """transformers' GPT-2 has <|endoftext|>, for which the model would have no row."""
+    """transformers' GPT-2 tokenizer would add <|endoftext|>, for which the model has no row."""
     tokenizer, facts = files(BPE, tmp_path)
     assert tokenizer.get_vocab_size() == len(LETTERS)
     assert max(tokenizer.encode("the <|endoftext|>").ids) < len(LETTERS)
@@ -76,7 +76,8 @@ def test_files_that_are_no_models(metadata: dict[str, Any], words: str) -> None:
 
 
 def test_special_tokens_of_other_letters(tmp_path: Path) -> None:
-    """DeepSeek's are no bytes in GPT-2's spelling; the BOS was a token behind the last."""
+    """DeepSeek's special tokens are not spelled in GPT-2's byte alphabet; the BOS must not become an additional last
+    token."""
     name = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
     tokenizer, _ = files(BPE | {"tokenizer.ggml.tokens": [*LETTERS[:29], name, "</s>"]}, tmp_path)
     assert tokenizer.get_vocab_size() == len(LETTERS) and tokenizer.encode(f"{name}the").ids == [29, 28]
@@ -153,7 +154,7 @@ class Sizes:
 
 
 def test_rows_of_delta_rules() -> None:
-    """What llama.cpp's converter does to numbered rows, undone."""
+    """The converter's permutation of numbered rows is undone."""
     groups, each, wide, dims = 2, 2, 3, 5
     tiled = torch.arange(20).view(groups, each, dims).transpose(0, 1).reshape(-1)
     order = delta_rows(Sizes, "attn_gate.weight")

@@ -1,4 +1,4 @@
-"""GGUF files as models: the graph's logits are transformers' on the values that the file stands for."""
+"""GGUF files as models: the graph's logits are those of transformers with the values of the file."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ WIDE = {
 
 
 def each_kind() -> Callable[[str], str]:
-    """Another format for every tensor."""
+    """A function that gives each tensor the next format in turn."""
     found: dict[str, str] = {}
     return lambda name: found.setdefault(name, KINDS[len(found) % len(KINDS)])
 
 
 def make(config: Any, arch: str, path: Path, kind_of: Callable[[str], str], **options: Any) -> Any:
-    """Write a random model; returns transformers' of the file's values."""
+    """Write a random model; returns transformers' model with the file's values."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def stored(graph: Graph) -> set[str]:
 
 @pytest.fixture(scope="module")
 def every_format(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A llama that has all formats, and its logits."""
+    """A file of a llama that has all formats, and its logits."""
     from transformers import LlamaConfig
 
     path = tmp_path_factory.mktemp("gguf") / "all.gguf"
@@ -102,7 +102,7 @@ def test_a_quantization_that_is_asked_for_starts_from_the_values(every_format: t
 
 
 def w_snr(weight: RoundedWeight) -> float:
-    """After rounding, in dB."""
+    """The signal-to-noise ratio after rounding, in dB."""
     weight.parts()
     return weight.snr_db or 0.0
 

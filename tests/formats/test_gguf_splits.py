@@ -1,5 +1,5 @@
-"""How the text of a GGUF model is cut: the rules that transformers lacks. llama.cpp's own vocabularies and expected
-tokens (its models/*.gguf.inp and .out) were compared with; they are too large to keep here."""
+"""Pre-tokenization of GGUF models: the rules that transformers lacks. They were compared with llama.cpp's own
+vocabularies and expected tokens (its models/*.gguf.inp and .out), which are too large to keep here."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def test_pieces(rule: str | None, text: str, pieces: list[str]) -> None:
 
 def test_words_that_are_tokens_stay_whole() -> None:
     assert len(made("llama-bpe").encode("the").ids) == 1
-    assert len(made("qwen2").encode("the").ids) == 3  # no merge makes it
+    assert len(made("qwen2").encode("the").ids) == 3  # no merges for it
 
 
 def test_runs_of_spaces_that_are_tokens() -> None:
-    """The file has them as they are, transformers in GPT-2's spelling, where no text matches them."""
+    """The file has the spaces themselves; in GPT-2's byte alphabet, as transformers expects them, no text would
+    match."""
     tokenizer = made("gpt-2")
     assert tokenizer.encode("a  b").ids == [tokenizer.token_to_id(t) for t in ("a", "  ", "b")]
     assert tokenizer.token_to_id("  ") == 257

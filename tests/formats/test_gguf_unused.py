@@ -1,4 +1,4 @@
-"""Metadata and tensors of a GGUF file that nothing reads are refused by name: they may make it another model."""
+"""Metadata and tensors of a GGUF file that nothing reads are refused by name: they may change the model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from icc.runtime.format.gguf import GgufContainer, GgufTensor
 from sizes import soak
 from test_gguf_architectures import FIRST, RECORDED, as_file
 
-# of no effect on what a text gives, or proved by the shapes of tensors; these say anything where no position is turned
+# keys without effect on logits, or implied by tensor shapes; rope keys mean nothing if no positions are rotated
 FREE = {field.key for field in COMMON if field.expect is ANYTHING} | {"rope.freq_base", "rope.dimension_count"}
-# of other architectures, of llama.cpp's newer ones, and of none
+# keys of other architectures, of newer llama.cpp, and of none
 FOREIGN: dict[str, Any] = {
     "attention.scale": 0.3, "residual_scale": 0.6, "router_logit_softcapping": 5.0, "attention.max_alibi_bias": 8.0,
     "attention.temperature_length": 8, "attention.causal": False, "rope.scaling.attn_factor": 1.4,
@@ -31,12 +31,12 @@ FOREIGN: dict[str, Any] = {
 
 
 def known(config: Any) -> dict[str, Any]:
-    """What the type of a configuration has: it keeps whatever it is given."""
+    """The fields that the configuration's class defines: an instance keeps any field that it is given."""
     return {name: value for name, value in config.to_dict().items() if name in type(config)().to_dict()}
 
 
 def other(value: Any) -> Any:
-    """Another value of the same kind."""
+    """A different value of the same type."""
     if isinstance(value, np.ndarray):
         return np.concatenate([[other(value[0].item())], value[1:]])
     if isinstance(value, bool):
@@ -44,7 +44,7 @@ def other(value: Any) -> Any:
     return f"{value}x" if isinstance(value, str) else value + 1 if isinstance(value, int) else value * 1.5 + 0.01
 
 
-@pytest.mark.parametrize("arch", ["dbrx", "mpt", "llama4"])  # as docs/models.md has them
+@pytest.mark.parametrize("arch", ["dbrx", "mpt", "llama4"])  # as in docs/models.md
 def test_an_architecture_that_is_refused_is_in_no_table(arch: str, tmp_path: Path) -> None:
     container = GgufContainer(tmp_path / "m.gguf", {"general.architecture": arch}, {})
     with pytest.raises(UnsupportedModel, match=f"architecture '{arch}', which icc has no table for") as error:
@@ -80,7 +80,7 @@ def test_keys_of_others_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the configuration is made by, and by which what nothing reads is judged."""
+    """One line of the table reads a new key into the configuration, or judges a key that nothing reads."""
     container = as_file("llama", tmp_path)
     container.metadata["llama.florp.rate"] = 0.5
 
@@ -102,7 +102,8 @@ def test_a_new_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_scores_of_experts_are_those_of_the_architecture(tmp_path: Path) -> None:
-    """A sigmoid or a softmax, by the architecture's line and not by transformers' type."""
+    """The scores are a sigmoid or a softmax by the architecture's line in the table, not by transformers' model
+    type."""
     for name, gating in (("afmoe", 2), ("qwen3moe", 1)):
         container = as_file(name, tmp_path)
         arch = container.metadata["general.architecture"]

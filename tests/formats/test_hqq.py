@@ -1,4 +1,4 @@
-"""Checkpoints of HQQ: values of what hqq itself saved, a model, and what is refused."""
+"""Checkpoints of HQQ: the values of files that hqq itself saved, a model, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_values_are_those_of_hqq() -> None:
 
 
 def layer(n: int, k: int, group: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A matrix of 4 bits as hqq saves it, and its values."""
+    """The tensors of a 4-bit matrix as hqq saves them, and its values."""
     codes = torch.randint(0, 16, (n * k // group, group), dtype=torch.uint8)
     scale, zero = torch.rand(len(codes), 1).bfloat16() * 0.02, torch.randint(0, 16, (len(codes), 1)).bfloat16()
     half = len(codes) // 2

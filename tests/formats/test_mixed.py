@@ -1,4 +1,4 @@
-"""Encoding in block formats: those of ggml that can be encoded, and those of our own for `--quant auto`."""
+"""Encoding in block formats: ggml's formats that can be encoded, and icc's own for `--quant auto`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_no_farther_than_the_gguf_package_encodes(kind: str) -> None:
     theirs = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(x.numpy(), number), number))
     ours = GGML_FORMATS[kind].rounded(x)
     assert (ours - x).square().sum() <= (theirs - x).square().sum() * 1.001
-    again = GGML_FORMATS[kind].rounded(theirs)  # what lies on a lattice stays there
+    again = GGML_FORMATS[kind].rounded(theirs)  # values of the format are kept
     assert (again - theirs).abs().max() <= theirs.abs().max() * (2**-8 if kind != "q4_1" else 1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of MLX: the values that MLX itself makes of its tensors, models of them, and what is refused."""
+"""Checkpoints of MLX: the values that MLX itself decodes, whole models, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_values_are_those_that_mlx_makes(tmp_path: Path) -> None:
 
 
 def affine(values: torch.Tensor, bits: int, group: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The tensors of a layer [.., N, K] in bfloat16, and what they stand for."""
+    """The tensors of a layer [.., N, K] in bfloat16, and their values."""
     groups = values.unflatten(-1, (-1, group)).float()
     low, high = groups.amin(-1), groups.amax(-1)
     scales, biases = ((high - low) / (2**bits - 1)).bfloat16(), low.bfloat16()
@@ -60,7 +60,8 @@ def affine(values: torch.Tensor, bits: int, group: int) -> tuple[dict[str, torch
 
 
 def quantized(folder: Path, stated: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Quantize a checkpoint as mlx_lm does, experts in stacks; what its tensors stand for, by their old names."""
+    """Quantize a checkpoint as mlx_lm does, with stacked experts; returns the values of its tensors by their old
+    names."""
     tensors = load_file(folder / "model.safetensors")
     kept, stored, experts = dict(tensors), dict[str, torch.Tensor](), dict[str, dict[int, str]]()
     for name, value in tensors.items():
@@ -110,7 +111,7 @@ def test_models(family: str, stated: dict[str, Any], tiny: ModuleType, tmp_path:
 
 
 def test_experts_of_which_gate_and_up_take_turns(tiny: ModuleType, tmp_path: Path) -> None:
-    """gpt-oss: one tensor for all experts, [E, K, N] with biases, of which MLX makes two stacks [E, N, K]."""
+    """gpt-oss: one tensor for all experts, [E, K, N] with biases, which MLX splits into two stacks [E, N, K]."""
     model = tiny.save_tiny(tiny.tiny_configs()["gpt_oss"], tmp_path, dtype="bfloat16")
     kept = load_file(tmp_path / "model.safetensors")
     stored = {name: value for name, value in kept.items() if ".experts." not in name}
@@ -162,7 +163,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
         asked(weight=parts["weight"][:, :8])
     with pytest.raises(
         TensorError, match=r"does not fit 4 bits in groups of 32 \(mxfp4\)"
-    ):  # scales are exponents there
+    ):  # mxfp4 scales are exponents
         halves = {"a.weight": Constant(parts["weight"]), "a.scales": Constant(torch.ones(8, 4).bfloat16())}
         read(halves, {"bits": 4, "group_size": 32, "mode": "mxfp4"})
     with pytest.raises(TensorError, match=r"a.biases.*has not the shape \[8, 2\]"):

@@ -34,7 +34,7 @@ outside.register()
 
 @pytest.fixture(autouse=True)
 def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """--quant rtn-nl4 and gptq-nl4, with the head and a tied embedding in it, too."""
+    """Adds --quant rtn-nl4 and gptq-nl4, which also quantize the head and a tied embedding."""
     monkeypatch.setattr(outside.Nl4, "serves_tables", True)
     monkeypatch.setattr(quantization, "_OTHERS", {})
     register_quantization("rtn-nl4", Quantization("rtn", "nl4", "a table of 16 values"))
@@ -101,10 +101,10 @@ def test_on_the_cpu(model: Path, quant: str, tmp_path: Path) -> None:
     graph = optimize(quantized(model, quant))
     lowered = lower_graph(graph)
     stored = [weight.format for weight in lowered.program.weights.values()]
-    assert stored.count("nl4") >= 9  # merged QKV, O, merged gate and up, and down of two layers; the head
+    assert stored.count("nl4") >= 9  # merged QKV, O, merged gate and up, and down in two layers; the head
     found, expected = run_lowered(lowered, tmp_path, IDS), interpret(graph, IDS).numpy()
     scale = np.abs(expected).max()
-    assert np.abs(found - expected).max() < 0.03 * scale  # rows are int8
+    assert np.abs(found - expected).max() < 0.03 * scale  # activations are int8
 
 
 def test_in_the_interpreted_plan(model: Path) -> None:

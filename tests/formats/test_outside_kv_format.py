@@ -1,4 +1,4 @@
-"""A KV format that no file of icc knows, that of docs/extending.md, works on both back ends as its reference says."""
+"""A KV format that no file of icc knows, the one of docs/extending.md, agrees with its reference on both back ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IDS = [(7 * i + 3) % 119 for i in range(19)]
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The page's package as if it were installed, and not a trace of its format afterwards."""
+    """Installs the page's package, and removes all traces of its format afterwards."""
     folder = tmp_path_factory.mktemp("site")
     write_acme(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Unscaled(KVFormat):
-    """8-bit floats (e5m2) as they are."""
+    """8-bit floats (e5m2) without scales."""
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return x.to(torch.float8_e5m2).view(torch.uint8), None
@@ -73,8 +73,8 @@ class Unscaled(KVFormat):
 
 
 def away(graph: Graph, found: np.ndarray, name: str = "sq8") -> tuple[float, float]:
-    """How far logits are from those of the graph with keys and values rounded so, and these from the graph's own, as
-    shares of the largest."""
+    """Two differences as shares of the largest logit: logits `found` to those of the graph with keys and values rounded
+    by the format, and these to the exact graph's."""
     cached, exact = rounded_logits(graph, IDS, name)
     scale = np.abs(cached).max()
     return np.abs(found - cached).max() / scale, np.abs(exact - cached).max() / scale
@@ -150,7 +150,7 @@ def test_references_keep_their_word(package: None, name: str) -> None:
 
 
 def test_on_the_cpu(package: None, model: Path, tmp_path: Path) -> None:
-    """The engine says itself what its cache is: the runtime has no table with that name."""
+    """The engine describes the format of its cache: the runtime's table does not have this name."""
     icc.compile(model, tmp_path / "e", target="native", kv_cache="sq8")
     engine = open_engine(tmp_path / "e")
     [group] = engine.program.kv.groups
@@ -171,12 +171,12 @@ def test_in_the_interpreted_plan(package: None, model: Path) -> None:
     engine = build(model, "none", Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16), block_size=4, kv="sq8")
     with engine.llm() as llm:
         off, lost = away(engine.graph, llm.logits(IDS))
-    assert off < 0.02 and lost > 0  # products are of bf16, which rounds as much as codes do
+    assert off < 0.02 and lost > 0  # products are in bf16, which rounds about as much as the codes
 
 
 def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
-    """By the page's own test on CPUs, and in the interpreted plan."""
-    import_module("acme.test_kv").check(str(model), "e5m2", str(tmp_path / "e"))  # as its command line gives them
+    """On CPUs by the page's own test, and in the interpreted plan."""
+    import_module("acme.test_kv").check(str(model), "e5m2", str(tmp_path / "e"))  # as from its command line
     limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=16)
     plan = build(model, "none", limits, block_size=4, kv="e5m2")
     with plan.llm() as llm:
@@ -185,7 +185,8 @@ def test_one_without_scales(package: None, model: Path, tmp_path: Path) -> None:
 
 
 def test_a_type_of_a_package_takes_a_byte(package: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of CPUs know elements that share a byte by their bits, and would read others as those."""
+    """CPU kernels identify a type with less than a byte per element by its bits alone, and would misread a
+    package's."""
     form = kv_formats.find_kv_format("sq8")
     step: Any = SimpleNamespace(cache="sq8", kv=None, block_size=16)
     monkeypatch.setattr(KernelParams, "refusal", classmethod(lambda cls, step: ""))

@@ -1,4 +1,4 @@
-"""Checkpoints of packed integers: GPTQ, AWQ and compressed-tensors give the values that they stand for."""
+"""Checkpoints of packed integers: GPTQ, AWQ and compressed-tensors give the values that their libraries decode."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
 Layer = tuple[dict[str, torch.Tensor], torch.Tensor]
 KINDS = {"gptq": GptqPacking, "awq": AwqPacking, "gemv": GemvPacking, "compressed": CompressedPacking,
          "float8": Float8Packing, "e2m1": E2m1Packing}  # fmt: skip
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns that the fields of a word hold
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column in each field of a word
 
 
 def packed(codes: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
@@ -67,7 +67,8 @@ def packed(codes: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
 def layer(
     kind: str, n: int, k: int, bits: int, group: int, seed: int = 0, dtype: torch.dtype = torch.float16, act: int = 0
 ) -> Layer:
-    """The tensors of a layer and its float32 values [n, k]. act: seed of the order in which columns have groups."""
+    """The tensors of a layer and its float32 values [n, k]. act: seed of the act-order permutation of columns; 0:
+    none."""
     rng = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**bits, (n, k), generator=rng)
     zeros = torch.randint(1, 2**bits, (n, k // group), generator=rng)
@@ -87,7 +88,7 @@ def layer(
     elif kind == "awq":
         found = {"qweight": packed(codes.T, 4, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 4, 1, AWQ_ORDER)}
         found["scales"] = scales.T
-    elif kind == "gemv":  # rows of scales and zeros are padded, here to the words of 8 and then 4 groups
+    elif kind == "gemv":  # rows of scales and zeros are padded to whole words
         words, many = packed(codes, 4, 1), (-(k // group)) % (8 * max(128 // group, 1))
         pad = torch.nn.functional.pad
         found = {"qweight": words, "qzeros": packed(pad(zeros, (0, many)), 4, 1), "scales": pad(scales, (0, many))}
@@ -186,8 +187,8 @@ def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
     ],
 )
 def test_experts(kind: str, family: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """A tensor per expert in the file, one weight of all experts in the graph, stored as it is. Of act-order the
-    columns of each expert lie in an order of its own, of every second one those of gate and up in two."""
+    """The file has a tensor per expert, the graph one weight for all experts with the stored codes. With act-order, the
+    columns of each expert have their own order; gate and up of some experts have different ones."""
     model = tiny.save_tiny(tiny.tiny_configs()[family], tmp_path, dtype="float16")
     tensors = load_file(tmp_path / "model.safetensors")
     kept = dict(tensors)
@@ -209,14 +210,15 @@ def test_experts(kind: str, family: str, tiny: ModuleType, tmp_path: Path) -> No
 
 
 def with_values(model: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The logits of transformers' model with these tensors."""
+    """The logits [T, vocab] of transformers' model with these tensors."""
     save_file({name: value.float() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return tiny_models.reference_logits(again, IDS)
 
 
 def in_order(checkpoint: Path, *which: str) -> None:
-    """Store the weights whose names have one of `which` as GPTQ with act-order does, each in an order of its own."""
+    """Store the weights whose names have one of `which` as GPTQ with act-order does, each with its own order of
+    columns."""
     tensors = load_file(checkpoint / "model.safetensors")
     for number, name in enumerate(sorted(n for n in tensors if any(part in n for part in which))):
         own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
@@ -231,7 +233,7 @@ def test_an_engine_with_columns_in_order_in_the_interpreted_plan(tiny: ModuleTyp
     in_order(tmp_path, "proj", ".experts.")
     engine = build(tmp_path, limits=Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=16), block_size=4)
     ops = Counter(node.target for node in engine.graph.nodes)
-    # all layers have orders of their own, and so have each expert's gate and up; their rows are as down wants them
+    # each layer has its own orders, and so has each expert's gate and up, whose rows have the order of down's columns
     assert (ops[OPS["columns"].overload], ops[OPS["expert_columns"].overload]) == (8, 4)
     found, expected = engine.llm().logits(IDS), interpret(engine.graph, IDS).numpy()
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()  # activations are bf16
@@ -255,7 +257,7 @@ INTS = {"num_bits": 4, "type": "int", "group_size": 128}
 
 
 def quark(weight: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What AMD's Quark writes into config.json; other: of some layers."""
+    """The configuration that AMD's Quark writes into config.json; other: for some layers; None: all are alike."""
     layers = {"*k_proj": {"weight": other}} if other else {}
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "layer_quant_config": layers}
 
@@ -298,13 +300,13 @@ def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ..
             packing_of({"quantization_config": facts}, tmp_path)
     else:
         found = packing_of({"quantization_config": facts}, tmp_path)
-        assert found == packing_of({"compression_config": facts}, tmp_path)  # as compressed-tensors called it first
+        assert found == packing_of({"compression_config": facts}, tmp_path)  # its earlier name
         kind, bits, one_less = expected
         assert type(found) is KINDS[kind] and found.bits == bits and getattr(found, "one_less", False) == one_less
 
 
 def test_layers_of_every_kind_in_one_checkpoint() -> None:
-    """As compressed-tensors' mixed-precision writes them: what a layer's tensors are says how it is read."""
+    """As compressed-tensors' mixed-precision writes them: the tensors of each layer decide how it is read."""
     codes = torch.randn(24, 128).to(torch.float8_e4m3fn)
     own, values = layer("compressed", 24, 128, 4, 32)
     ints, wholes = layer("int8_zeros", 24, 128, 8, 128)
@@ -340,7 +342,7 @@ def test_nothing_is_packed_where_only_the_cache_is_quantized(facts: dict[str, An
 
 @pytest.mark.parametrize(("kind", "bits"), [("gptq", 4), ("gptq", 8), ("compressed", 4)])
 def test_columns_in_the_order_of_activations(kind: str, bits: int) -> None:
-    """Stored group by group, and the values are those of the file."""
+    """Columns are stored group by group, and the values are those of the file."""
     tensors, values = layer(kind, 24, 128, bits, 32, act=7)
     handles = {f"a.b.{name}": Constant(value) for name, value in tensors.items()}
     packing = GptqPacking(bits, True) if kind == "gptq" else CompressedPacking(bits)

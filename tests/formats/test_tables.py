@@ -1,4 +1,4 @@
-"""Formats of 16 values and a scale per block: what they store, and the kernels of both back ends."""
+"""Formats of 16 values and a scale per block: the stored values, and the kernels of both back ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def random_parts(form: TableFormat, *shape: int, seed: int = 0) -> Parts:
             found[name] = torch.randint(0, 16, shape, generator=rng, dtype=torch.uint8)
         elif name == "exponents":
             found[name] = torch.randint(118, 124, array.shape, generator=rng, dtype=torch.uint8)
-        elif name == "group_scales":  # subnormal numbers, too
+        elif name == "group_scales":  # also subnormal numbers
             found[name] = torch.randint(0, 120, array.shape, generator=rng, dtype=torch.uint8)
         else:
             found[name] = (torch.rand(array.shape, generator=rng) * 0.02 + 0.001).to(array.dtype).to(torch.float32)
@@ -59,7 +59,7 @@ def test_what_is_encoded(name: str) -> None:
     assert torch.equal(form.decode(held), form.rounded(weight)) and form.decode(held)[3, :32].abs().max() < 1e-6
     again = form.encode(form.decode(encoded.parts))  # values of the format are kept
     kept = torch.ones(40, 192, dtype=torch.bool)
-    kept[3] = name != "mxfp4"  # which has no zero scale: zeros are small there
+    kept[3] = name != "mxfp4"  # mxfp4 has no zero scale: zeros become small values
     assert torch.equal(form.decode(again.parts)[kept], form.decode(encoded.parts)[kept]) or name == "iq4_nl"
 
 
@@ -117,14 +117,14 @@ def test_on_the_cpu(tmp_path: Path, few_blocks: None) -> None:
         x = (
             int8_rows(x, 16 if names[i].startswith("nvfp4") else 32) @ graph.weights[f"w{i}"].load().double().T
         ).float()
-    # the tables of NF4 and FP4 are read to eight bits
+    # kernels round the tables of NF4 and FP4 to eight bits
     assert np.abs(found - x.numpy()).max() < 0.02 * float(x.abs().max())
     rows = run_rows(graph, tmp_path, ids)
     assert np.array_equal(rows, graph.weights["w0"].load()[ids].numpy())
 
 
 def run_rows(graph, folder: Path, ids: list[int]) -> np.ndarray:
-    """Rows of the table alone."""
+    """The rows [ids, width] that the graph's table alone gives."""
     rows = parse_graph(
         "graph(%token_ids: i64[T]):\n  %0: f32[T, 192] = icc.embedding(%token_ids, @w0: f32[40, 192])\n  return %0\n"
     )

@@ -1,4 +1,4 @@
-"""Layers that quantizers make of what is none in the model: experts taken apart, and GPT-2's transposed matrices."""
+"""Checkpoints whose quantizer restructured the model: split experts, and GPT-2's transposed matrices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stated(folder: Path, kind: str, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def apart(model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors with a layer for each product of each expert, as llm-compressor's LinearExperts has them."""
+    """The model's tensors with a linear layer for each product of each expert, as in llm-compressor's LinearExperts."""
     found = dict(model.state_dict())
     for path, module in model.named_modules():
         if not isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter):
@@ -62,7 +62,7 @@ def weights(folder: Path) -> dict[str, Weight]:
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4-chunks_and_scaled_inputs"])
 def test_experts_taken_apart(family: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """Halves one after the other; rows that take turns, are transposed and have biases; transposed alone."""
+    """Gate and up as two halves; interleaved, transposed and with biases; only transposed."""
     model = tiny.save_tiny(tiny.tiny_configs()[family], tmp_path, dtype="float16")
     tensors = apart(model)
     stated(tmp_path, "compressed", tensors)
@@ -92,7 +92,7 @@ def test_experts_taken_apart(family: str, tiny: ModuleType, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("act", [False, True])
 def test_layers_of_gpt2(act: bool, tiny: ModuleType, tmp_path: Path) -> None:
-    """Quantizers store its [K, N] matrices as [N, K]; those that they leave stay as they are."""
+    """Quantizers store its [K, N] matrices as [N, K]; matrices that they do not quantize are not transposed."""
     model = tiny.save_tiny(tiny.tiny_configs()["gpt2"], tmp_path, dtype="float16").float()
     tensors = load_file(tmp_path / "model.safetensors")
     for number, name in enumerate(sorted(n for n in tensors if n.endswith(("c_attn.weight", "attn.c_proj.weight")))):

@@ -1,9 +1,9 @@
-"""What the published code guesses for tiny drafters: writes data/eagle_guesses.json.
+"""Writes data/eagle_guesses.json: the guesses of the published code with tiny drafters.
 
     git clone https://github.com/vllm-project/speculators; git clone https://github.com/sgl-project/SpecForge
     PYTHONPATH=speculators/src:SpecForge:tests python tests/frontend/eagle_oracle.py
 
-in an environment of its own, with what these two need. The recorded ones: speculators' and SpecForge's main of
+in a separate environment with the dependencies of both. The recorded guesses: speculators' and SpecForge's main of
 September 2026, transformers 5.23, torch 2.13.
 """
 
@@ -35,7 +35,7 @@ def by_specforge(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> An
 
 
 def by_speculators(config: dict[str, Any], tensors: dict[str, torch.Tensor], ids: torch.Tensor) -> Any:
-    """The same, but of tokens ids [1, T]; the embeddings are the drafter's."""
+    """As `by_specforge`, but for token ids [1, T], with the drafter's own embeddings."""
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from transformers import AutoConfig
 
@@ -58,7 +58,7 @@ def by_speculators(config: dict[str, Any], tensors: dict[str, torch.Tensor], ids
 
 
 def guesses(drafter: Drafter, folder: Path) -> list[int]:
-    """The token that is guessed behind each token of TEXT but the first."""
+    """The token that is guessed after each token of TEXT except the first."""
     target = target_of(drafter)
     save_eagle(drafter, target, folder)
     tensors = load_file(folder / "model.safetensors")

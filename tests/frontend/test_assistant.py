@@ -1,4 +1,4 @@
-"""An assistant that reads its model's keys and values, as a graph: it guesses as transformers' class does."""
+"""An assistant that reads its model's keys and values, as a graph: it makes the guesses of transformers' class."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """The pair of a name, made once."""
+    """A function that gives the pair of a name, created once."""
     folder = tmp_path_factory.mktemp("assistant")
     return cache(lambda name: Pair(name, folder / name))
 
@@ -65,7 +65,8 @@ def pair(pairs: Callable[[str], Pair]) -> Pair:
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("token", [5, 101])
 def test_first_guesses_are_those_of_transformers(pairs: Callable[[str], Pair], name: str, token: int) -> None:
-    """Behind each place of a text of one token, in which a token is the one before it: longer than the window."""
+    """After each position of a text that repeats one token, and so the sampled token too; the text is longer than the
+    window."""
     pair, text = pairs(name), [token] * 20
     hidden = interpret_outputs(pair.graph, text)["tap.hidden"]
     logits = interpret_outputs(pair.graph, text, {"draft_hidden": hidden})["draft_layer.logits"]
@@ -78,7 +79,8 @@ def test_first_guesses_are_those_of_transformers(pairs: Callable[[str], Pair], n
 
 
 def test_its_layers_keep_nothing(pair: Pair) -> None:
-    """Each reads the model's last layer of its kind that has keys and values of its own, as that layer's queries do."""
+    """Each reads the cache of the model's last layer of its kind that has its own keys and values, with that layer's
+    mask."""
     nodes = pair.graph.attention_nodes
     own = [node for node in nodes if node in pair.graph.section_nodes("draft_layer")]
     assert [layer_of(node) for node in own] == [2, 3, 2]
@@ -88,7 +90,7 @@ def test_its_layers_keep_nothing(pair: Pair) -> None:
 
 @pytest.fixture
 def broken(pair: Pair, tmp_path: Path) -> Callable[..., str]:
-    """What a compile says of a changed assistant, in one line."""
+    """A function that gives the one-line error of a compile with a changed assistant."""
 
     def insert(layer: DraftLayer) -> None:
         run_passes(pair.plain.copy(), pipelines.speculate((), 0, "none", "auto", layer), PassContext())

@@ -66,7 +66,7 @@ def test_tied_weights_are_one_handle(tiny: ModuleType, tmp_path: Path, name: str
 
 
 def test_tied_weights_that_are_stored_apart(tiny: ModuleType, tmp_path: Path) -> None:
-    """Stored twice they are one; with values of their own they are two, as in transformers."""
+    """Two equal copies are one weight; with different values they are two, as in transformers."""
     head, table = "lm_head.weight", "model.embed_tokens.weight"
     saved = tiny.save_tiny(tiny.tiny_configs()["gemma2-odd"], tmp_path)
     tensors = {name: value.clone() for name, value in saved.state_dict().items()}

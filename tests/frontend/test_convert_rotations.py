@@ -67,7 +67,7 @@ def test_complex_rotation_is_fused_into_attention() -> None:
 
 def test_a_mask_that_no_layer_uses_is_refused_where_it_is_used() -> None:
     assert "neither causal" in icc_mask(mask_function=lambda b, h, q, k: (k <= q) & ((q - k) % 2 == 0)).refused
-    for window in (0, -1):  # as a config.json may say it
+    for window in (0, -1):  # as it may be in a config.json
         blind = icc_mask(mask_function=lambda b, h, q, k: (k <= q) & (k > q - window), local_size=window)  # noqa: B023
         assert "hides all tokens" in blind.refused
     assert not icc_mask(mask_function=lambda b, h, q, k: k <= q).refused

@@ -1,4 +1,4 @@
-"""Composite operators are decomposed node by node where nothing is lost by it: the graphs are those of torch."""
+"""Composite operators are decomposed node by node if nothing is lost by it: the graphs are those of torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sizes import soak
 from tiny_models import tiny_configs
 from torch import Tensor, nn
 
-FEW = ["mixtral"]  # writes over what it has just made
+FEW = ["mixtral"]  # overwrites a tensor that it has just made
 KEPT = ("linear", "split")
 
 
@@ -101,7 +101,7 @@ def through_a_view(x: Tensor) -> Tensor:
 def test_what_is_written_over(
     function: Callable[[Tensor], Tensor], by_node: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values stay those of the function; where a view sees what is written, torch decomposes."""
+    """Values stay those of the function; if a view sees the overwritten values, torch decomposes."""
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         program = torch.export.export(Function(function), (x,), strict=False)

@@ -1,4 +1,4 @@
-"""A DFlash drafter as a graph: it guesses as published code does, and what it cannot read it names."""
+"""A DFlash drafter as a graph: it makes the guesses of published code, and refusals name what cannot be read."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """The pair of a name, made once."""
+    """A function that gives the pair of a name, created once."""
     folder = tmp_path_factory.mktemp("dflash")
     return cache(lambda name: Pair(CASES[name], folder / name))
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_guesses_are_those_of_published_code(pairs: Callable[[str], Pair], name: str) -> None:
-    """Blocks behind several beginnings of a text, of which some are shorter than a window."""
+    """Blocks after several prefixes of a text, some of them shorter than a window."""
     pair = pairs(name)
     hidden = interpret_outputs(pair.graph, TEXT)["tap.hidden"]
     for length in (2, 4, 9, len(TEXT)):
@@ -61,13 +61,13 @@ def test_guesses_are_those_of_published_code(pairs: Callable[[str], Pair], name:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_what_it_guesses_changes_with_what_it_reads(pairs: Callable[[str], Pair], name: str) -> None:
-    """So that the test above can fail: blocks behind other tokens are others, and no mask."""
+    """Shows that the test above can fail: blocks after other tokens differ, and have no mask tokens."""
     chains = {tuple(pairs(name).reference.chain(TEXT[:n], BLOCK - 1)) for n in (2, 4, 9, len(TEXT))}
     assert len(chains) > 1 and all(token != MASK for chain in chains for token in chain)
 
 
 def test_its_weights_are_its_own_but_for_embedding_and_head(pairs: Callable[[str], Pair]) -> None:
-    """And the model does not have to run in one step for its sake."""
+    """Also, the drafter does not force the model to run a sequence in one step."""
     graph = pairs("zlab").graph
     own = {name for name in graph.weights if name.startswith("draft_layer.")}
     assert {"draft_layer.fc", "draft_layer.hidden_norm.weight"} <= own
@@ -77,7 +77,7 @@ def test_its_weights_are_its_own_but_for_embedding_and_head(pairs: Callable[[str
 
 @pytest.fixture
 def broken(pairs: Callable[[str], Pair], tmp_path: Path) -> Callable[..., str]:
-    """What a compile says of a changed drafter, in one line."""
+    """A function that gives the one-line error of a compile with a changed drafter."""
 
     def said(change: Change, layout: str = "zlab") -> str:
         pair = pairs(layout)

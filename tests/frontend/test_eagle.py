@@ -1,4 +1,4 @@
-"""An EAGLE-3 drafter as a graph: it guesses as the published code does, and what it cannot read it names."""
+"""An EAGLE-3 drafter as a graph: it makes the guesses of the published code, and refusals name what cannot be read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.slow
 
 RECORDED = json.loads(Path(__file__).with_name("data").joinpath("eagle_guesses.json").read_text())
-MORE = {"shared": Drafter(True, (2, 3, 5), vocab=40, own=())}  # the model's own embedding, and rows of its LM head
+MORE = {"shared": Drafter(True, (2, 3, 5), vocab=40, own=())}  # uses the model's embedding and rows of its LM head
 
 
 class Pair:
@@ -48,7 +48,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """The pair of a name, made once."""
+    """A function that gives the pair of a name, created once."""
     folder = tmp_path_factory.mktemp("eagle")
     return cache(lambda name: Pair((CASES | MORE)[name], folder / name))
 
@@ -59,7 +59,8 @@ def pair(request: pytest.FixtureRequest, pairs: Callable[[str], Pair]) -> Pair:
 
 
 def test_guesses_are_those_of_the_published_code(pair: Pair, request: pytest.FixtureRequest) -> None:
-    """The first guess at each place is as the projects' own code has it, and a chain as the forward written out."""
+    """The first guess at each position is that of the projects' own code, and a chain that of the forward written
+    out."""
     reference = Reference(pair.drafter, pair.target, pair.path / "drafter")
     first, chain = guesses(pair.graph, TEXT, 4)
     assert chain == reference.chain(TEXT, 4)
@@ -77,7 +78,7 @@ def test_only_tokens_of_its_vocabulary_are_guessed(pair: Pair) -> None:
 
 
 def test_its_weights_are_quantized_as_the_models(pairs: Callable[[str], Pair]) -> None:
-    """Without calibration, its LM head as LM heads are; what it shares stays what the model has."""
+    """Without calibration, and its LM head like other LM heads; weights that it shares with the model do not change."""
     pair = pairs("specforge")
     source = open_source(pair.path / "model")
     graph, context = load_graph(source), PassContext()
@@ -96,7 +97,7 @@ def test_its_weights_are_quantized_as_the_models(pairs: Callable[[str], Pair]) -
 
 @pytest.fixture
 def broken(pairs: Callable[[str], Pair], tmp_path: Path) -> Callable[..., str]:
-    """What a compile says of a changed drafter, in one line."""
+    """A function that gives the one-line error of a compile with a changed drafter."""
 
     def said(change: Change, layout: str = "specforge") -> str:
         pair = pairs(layout)
@@ -175,8 +176,8 @@ def test_a_model_of_few_layers_needs_taps_that_are_named(pairs: Callable[[str], 
 
 
 def test_published_configurations_are_read(tmp_path: Path) -> None:
-    """SpecForge's own, and one as speculators writes it: three rotary positions of text are one, and what its layer
-    does not read changes nothing."""
+    """SpecForge's own, and one as speculators writes it: the three rotary positions of text are equal, and fields that
+    its layer does not read change nothing."""
     forge = {
         "architectures": ["LlamaForCausalLMEagle3"], "attention_bias": False, "attention_dropout": 0.0,
         "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3584,

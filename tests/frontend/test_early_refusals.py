@@ -1,4 +1,5 @@
-"""What is no checkpoint, and what options and config.json speak against, is answered before torch is imported."""
+"""Paths that are no checkpoints, and options or config.json that rule a compile out, are refused before torch is
+imported."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from icc.compiler.frontend.source.refuse import check_head
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 LLAMA = {"model_type": "llama", "hidden_size": 64}
-# what runs in one process: each case's exit code and output, and what it imported
+# runs all cases in one process: exit code and output of each, and the heavy modules that it imported
 RUN = """
 import json, sys
 from click.testing import CliRunner
@@ -44,7 +45,7 @@ def holding(path: Path, **files: str) -> Path:
 
 
 def refused(cases: dict[str, list[Any]]) -> dict[str, tuple[int, str]]:
-    """Exit code and output of `icc compile` by case; nothing heavy may have been imported for any of them."""
+    """Exit code and output of `icc compile` by case; none of them may have imported torch or transformers."""
     commands = {name: ["compile", *map(str, arguments)] for name, arguments in cases.items()}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -179,7 +180,7 @@ def test_the_tables_of_transformers_are_read_as_it_has_them() -> None:
     assert found.masked == frozenset(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     rewriting = dict(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
     assert found.seq2seq == {kind for kind, name in rewriting.items() if found.causal.get(kind) != name}
-    assert found.seq2seq < set(rewriting)  # some are decoders that also read something else
+    assert found.seq2seq < set(rewriting)  # some are decoders with another input
 
 
 def test_a_checkpoint_is_also_its_config_json() -> None:
@@ -200,7 +201,7 @@ def test_a_missing_tokenizer_is_told(tmp_path: Path) -> None:
     (model / "model.safetensors").write_bytes(b"")
     [warning] = check(CompileOptions(model=model, output=tmp_path / "e")).warnings
     assert "no tokenizer.json" in warning
-    (model / "tokenizer.model").write_bytes(b"")  # the frontend tries to make one of it
+    (model / "tokenizer.model").write_bytes(b"")  # the frontend tries to convert it
     assert check(CompileOptions(model=model, output=tmp_path / "e")).warnings == ()
     assert check(CompileOptions(model=SAMPLE, output=tmp_path / "e")).warnings == ()
 

@@ -24,12 +24,12 @@ NAMES = """
     bamba-state_space recurrent_gemma-linear_recurrence rwkv-shifted_tokens
     llama4-chunks_and_scaled_inputs inkling-bias_of_queries
 """.split()
-# tests of engines go through the same traces
+# tests of engines run the same traces
 COMPILED = """
     llama-mqa_tied_biases_llama3 gemma2 gemma3-odd_untied phi3-mha_partial_tied gpt2 gpt_neox opt mixtral
     gpt_oss-yarn_odd cohere-interleaved_rotary deepseek_v3-latent_grouped_routing
 """.split()
-# others have what is special of each; bloom is in test_alibi_becomes_slopes
+# the special features of each are in the others; bloom is in test_alibi_becomes_slopes
 OTHERS = """
     bloom-alibi falcon-written_out_mqa
     llama-dynamic qwen3-odd_tied_biases granite-multipliers
@@ -44,13 +44,13 @@ OTHERS = """
 """.split()
 
 
-# rotary tables that are chosen by the longest sequence, where the reference is asked about a short one; and an index
-# that picks as many tokens, so that it need not be computed
+# rotary tables are chosen by the longest sequence, while the reference gets a short one; an index that picks as many
+# tokens as there are need not be computed
 SHORT = {"phi3-longrope": 32, "deepseek_v32-index": 64}
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest logit."""
+    """The largest difference, as a share of the largest logit."""
     assert found.shape == expected.shape
     assert expected.std() > 1e-3, "the reference says nothing"
     return float((found - expected).abs().max() / expected.abs().max())
@@ -75,7 +75,7 @@ def test_logits_equal_transformers(tiny: ModuleType, name: str, tmp_path: Path) 
 
 
 def test_a_module_as_wide_as_nothing_adds_nothing(tiny: ModuleType, tmp_path: Path) -> None:
-    """Such as shared experts of which a configuration has none; no product of no numbers reaches a back end."""
+    """For instance shared experts of width 0; no product over zero elements reaches a back end."""
     model = tiny.save_tiny(LlamaConfig(**{**tiny.BASE, "intermediate_size": 0}), tmp_path)
     graph = load_graph(tmp_path)
     assert relative_error(interpret(graph, IDS), tiny.reference_logits(model, IDS)) < TOLERANCE

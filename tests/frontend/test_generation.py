@@ -1,4 +1,4 @@
-"""generation_config.json: what an engine takes of it must have the type and the range that a request may have."""
+"""generation_config.json: the values that an engine uses must have the type and range of a request's parameters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_published_ones_have_is_read(tmp_path: Path) -> None:
         {"eos_token_id": [1, 2], "pad_token_id": None, "temperature": None, "transformers_version": "4.51.0"},
         {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0, "max_new_tokens": "any"},
         {"do_sample": True, "top_k": 50.0, "repetition_penalty": 1.05, "bos_token_id": 1},
-        {"do_sample": False, "top_k": -1},  # which nothing asks for
+        {"do_sample": False, "top_k": -1},  # unused: not sampled
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(written))
         assert read_generation(tmp_path) == written

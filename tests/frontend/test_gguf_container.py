@@ -1,4 +1,4 @@
-"""GGUF headers: what is read, and that whatever is wrong with one is a line of words before anything is made of it."""
+"""GGUF headers: their content is read, and any fault is a one-line error before anything is allocated for it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_header_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(header([pair("a", 9, struct.pack("<IQ", 0, 2**30))], []))
     with path.open("r+b") as file:
-        file.truncate(2**30 + 4096)  # a hole: there is no such memory to read
+        file.truncate(2**30 + 4096)  # sparse: never read
     tracemalloc.start()
     with pytest.raises(CheckpointError, match=f"header larger than {MAX_HEADER} bytes"):
         read_container(path)
@@ -98,7 +98,7 @@ def test_a_header_of_a_gigabyte_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_any_bytes_are_read_or_refused(tmp_path: Path) -> None:
-    """Every prefix; every byte of the header changed. Nothing but CheckpointError comes of it; tests/fuzz goes on."""
+    """Every prefix, and every byte of the header changed: the only error is CheckpointError; tests/fuzz tries more."""
     size, path = len(GOOD) - 64, tmp_path / "a.gguf"
     mutants = [GOOD[:end] for end in range(size)]
     for at in range(size):

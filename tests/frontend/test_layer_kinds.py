@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LayerKinds | None]]:
-    """The kinds of each trace that was made; None for a trace of every layer."""
+    """A list that gets the kinds of each trace; None for a trace of every layer."""
     torch.set_num_threads(1)
     made: list[LayerKinds | None] = []
     export = trace.export
@@ -39,7 +39,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LayerKinds | None]]
 
 
 def same_graph(a: Graph, b: Graph) -> None:
-    """Text, modules, order and every weight of two graphs are equal."""
+    """Assert that text, modules, order and every weight of two graphs are equal."""
     assert print_graph(a, modules=True) == print_graph(b, modules=True)
     assert [n.target for n in a.nodes if n.op == "get_attr"] == [n.target for n in b.nodes if n.op == "get_attr"]
     assert list(a.weights) == list(b.weights)
@@ -50,7 +50,7 @@ def same_graph(a: Graph, b: Graph) -> None:
 
 
 def repeats(traces: list[LayerKinds | None]) -> int:
-    """How many layers the last trace before that of every layer left out; 0 if it was given up."""
+    """The number of layers that the trace before the last one left out; 0 if that trace was given up."""
     assert traces[-1] is None
     kinds = traces[-2]
     return len(kinds.repeats) if kinds is not None else 0
@@ -72,7 +72,7 @@ def test_graph_is_that_of_every_layer(
 
 
 class Layer(nn.Module):
-    """A layer of the models below; subclasses say what is special."""
+    """A layer of the models below; subclasses add what they test."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def test_layers_that_share_weights(traces: list[LayerKinds | None]) -> None:
         model.layers[2].up.weight = model.layers[0].up.weight
 
     trace_both(Model, Layer, change)
-    assert repeats(traces) == 1  # the last has the weight of the first, and a bias of its own
+    assert repeats(traces) == 1  # the last layer has the weight of the first, and its own bias
 
 
 def test_layers_that_share_all_weights(traces: list[LayerKinds | None]) -> None:

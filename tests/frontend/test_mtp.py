@@ -1,5 +1,5 @@
 """The layer that predicts the token after the next one, as a graph: published layer patterns of checkpoints, and GGUF
-files, guess as transformers' modules do."""
+files, make the guesses of transformers' modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sizes import usual
 pytestmark = pytest.mark.slow
 
 TEXT = [1, 5, 9, 33, 70, 2, 8, 61, 17, 99, 4, 4]
-# llama.cpp's names behind "blk.N.", gguf-py/gguf/constants.py
+# llama.cpp's names after "blk.N.", gguf-py/gguf/constants.py
 NEXTN = {
     "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "eh_proj": "nextn.eh_proj",
     "shared_head.norm": "nextn.shared_head_norm", "pre_fc_norm_embedding": "nextn.enorm",
@@ -35,7 +35,7 @@ NEXTN = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], WithLayer]:
-    """The checkpoint of a name, made once."""
+    """A function that gives the checkpoint of a name, created once."""
     folder = tmp_path_factory.mktemp("mtp")
     configs = layouts()
     plain = configs["qwen3_5"].to_dict() | {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], WithLayer]
 
 
 def check(path: Path, own: WithLayer) -> Graph:
-    """A chain, and the first guess behind each part of a text."""
+    """Check a chain, and the first guess after each prefix of a text; returns the graph."""
     graph = graph_with_layer(path, "mtp")
     first, chain = guesses(graph, TEXT, 3)
     assert chain == reference(own, TEXT, 3)
@@ -83,13 +83,13 @@ def test_a_weight_of_the_layer_that_does_not_fit_is_named(
 def test_a_weight_that_nobody_knows_is_not_left_out(made: Callable[[str], WithLayer], tmp_path: Path) -> None:
     shutil.copytree(made("qwen3_5-attention").checkpoint, tmp_path / "model")
     stored = load_file(tmp_path / "model" / "model.safetensors")
-    further = {"mtp.layers.1.input_layernorm.weight": torch.ones(64)}  # of a layer that is not read
+    further = {"mtp.layers.1.input_layernorm.weight": torch.ones(64)}  # a layer that is not read
     save_file(stored | further | {"mtp.fc.bias": torch.ones(64)}, tmp_path / "model/model.safetensors")
     with pytest.raises(UnsupportedModel, match=r"tensor 'eh_proj\.bias' is not known"):
         load_mtp(open_source(tmp_path / "model"), 64)
 
 
-COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")  # of the model's own, which some files have
+COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")  # copies of the model's weights in some files
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,16 @@ COPIES = ("nextn.embed_tokens", "nextn.shared_head_head")  # of the model's own,
 def test_a_gguf_file_guesses_as_the_checkpoint_does(
     name: str, arch: str, copies: tuple[str, ...], made: Callable[[str], WithLayer], tmp_path: Path
 ) -> None:
-    """`nextn` of a file that is written as llama.cpp's conversion writes it; the layer's weights count once."""
+    """The `nextn` tensors of a file like llama.cpp's conversion writes; weights shared with the model are stored
+    once."""
     own = made(name)
     graph = check(write_gguf(own, arch, tmp_path / "model.gguf", copies), own)
     assert not any("embed_tokens" in name or "lm_head" in name for name in graph.weights if "draft_layer" in name)
 
 
 def write_gguf(own: WithLayer, arch: str, path: Path, copies: tuple[str, ...] = ()) -> Path:
-    """The checkpoint as a file: what conversion/glm.py and conversion/qwen.py of llama.cpp do to names and values."""
+    """The checkpoint as a file: names and values are converted like llama.cpp's conversion/glm.py and
+    conversion/qwen.py do."""
     config, layers = own.oracle.config, own.oracle.config.num_hidden_layers
     number = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
     table = gguf.get_tensor_name_map(number, layers + 1)

@@ -1,4 +1,4 @@
-"""Everything the frontend refuses: one clear line, a class and an exit code of its own, and the culprit's name."""
+"""Everything the frontend refuses: one clear line, its own error class and exit code, and the culprit's name."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def saved(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sharded(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in shards."""
+    """The good llama checkpoint in shards."""
     path = tmp_path_factory.mktemp("sharded")
     tiny.save_tiny(tiny.tiny_configs()["llama"], path, max_shard_size="60KB")
     return path
 
 
 def refuse(path: Path, kind: type[IccError], *words: str, max_seq_len: int | None = None) -> IccError:
-    """The error of loading `path`, which must be one line, of that class, and hold the words."""
+    """The error of loading `path`; asserts that it is one line, is of class `kind`, and contains the words."""
     with pytest.raises(kind) as caught:
         load_graph(path, max_seq_len)
     assert type(caught.value) is kind or issubclass(type(caught.value), kind)
@@ -94,7 +94,7 @@ def test_no_config(model: Path) -> None:
 
 
 def test_a_tokenizer_that_is_none(saved: Path, tmp_path: Path) -> None:
-    """Told before the model is traced; the library raises a bare Exception."""
+    """Refused before the model is traced; the library raises a bare Exception."""
     model = shutil.copytree(saved, tmp_path / "model")
     (model / "tokenizer.json").write_text("{bad")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer") as refused:
@@ -215,7 +215,7 @@ def test_integers_that_nothing_explains(model: Path) -> None:
 @pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "Inf"), (-float("inf"), "Inf")])
 def test_not_finite(model: Path, value: float, kind: str) -> None:
     edit_tensors(model, lambda t: t[NORM].__setitem__(3, value))
-    graph = load_graph(model)  # values are read where they are needed
+    graph = load_graph(model)  # values are read when they are needed
     with pytest.raises(TensorError, match=f"{NORM}.*{kind}"):
         interpret(graph, [1, 2, 3])
 
@@ -258,7 +258,7 @@ class Smoothing(nn.Module):
 
 
 def test_a_rotation_that_asks_for_the_largest_position_hears_of_the_longest(tiny: ModuleType, tmp_path: Path) -> None:
-    """PhiMoE scales its rotation by another number where a text is long."""
+    """PhiMoE scales its rotation by another factor for long texts."""
     import transformers
 
     factors = {"short_factor": [1.0] * 8, "long_factor": [1.5] * 8, "short_mscale": 1.1, "long_mscale": 1.7}
@@ -273,7 +273,7 @@ def test_a_rotation_that_asks_for_the_largest_position_hears_of_the_longest(tiny
 
 
 class Branching(Smoothing):
-    """One whose code asks for values, or for a known number of tokens."""
+    """A model whose code branches on values, or on the number of tokens."""
 
     mixes = False
     asks_values = True
@@ -325,7 +325,7 @@ def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(
 
 @pytest.mark.parametrize("layers", [0, -1])
 def test_a_model_without_layers(tmp_path: Path, layers: int) -> None:
-    """Nothing of its checkpoint but the embeddings would be read, which nobody means."""
+    """Only the embeddings of its checkpoint would be read, which nobody intends."""
     for file in SAMPLE.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").unlink()

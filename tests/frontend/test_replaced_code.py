@@ -1,4 +1,4 @@
-"""What models compute that a trace cannot take: experts in loops, and indices that pick every token."""
+"""Code of models that cannot be traced: loops over experts, and indices that pick every token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextQSAInde
 
 
 def recognised(module: nn.Module, substitutions: Any = SUBSTITUTIONS) -> Substitution | None:
-    """What the forward function of a module is recognised as."""
+    """The substitution that the forward function of a module is recognised as; None if there is none."""
     cls = type(module)
     return recognised_as(Candidate(cls, "forward", cls.forward, module), substitutions)
 
@@ -84,7 +84,7 @@ def test_large_experts_are_recognised_without_their_weights(make: Any) -> None:
 
 
 class Reversed(LongcatFlashExperts):
-    """The same weights, with the activation on the other half."""
+    """LongCat's experts with the activation on the other half."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         out = torch.zeros_like(hidden_states)
@@ -114,7 +114,7 @@ def test_other_modules_are_left_alone() -> None:
 
 
 class Undecayed(MiniMaxLightningAttention):
-    """The same but for the state, which two blocks do not share."""
+    """Lightning attention, except that two blocks do not share a state."""
 
     def decay_factors(self, slope_rate: Tensor) -> Any:
         query, key, diagonal = super().decay_factors(slope_rate)
@@ -176,7 +176,7 @@ def test_what_is_added_for_each_key_is_more_of_a_head() -> None:
 
 
 def test_keys_that_are_no_tokens_are_refused() -> None:
-    """Such as one for a window of them, which DeepSeek-V4 puts behind those of the tokens."""
+    """For instance a key for a window of tokens, which DeepSeek-V4 appends to the keys of the tokens."""
     q, k = torch.zeros(1, 2, 13, 8), torch.zeros(1, 1, 16, 8)
     with pytest.raises(UnsupportedModel, match="keys that are no tokens"):
         interfaces.icc_attention(nn.Module(), q, k, k, MaskSpec())
@@ -200,7 +200,7 @@ def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
         module, other = Qwen4ExpTextQSAIndexer(config, 0), Half(config, 0)
     assert recognised(module) is SELECTION and recognised(other) is None
     mask, x = MaskSpec(), torch.zeros(1, 2, config.hidden_size, device="meta")
-    with substituted(module, [SELECTION]), longest_sequence(515):  # 128 blocks of 4 and what is behind them
+    with substituted(module, [SELECTION]), longest_sequence(515):  # 128 blocks of 4, and the keys after them
         assert mask.masked_fill(~module(x, None, mask, None), -1e9) is mask  # type: ignore[operator]
         with pytest.raises(MaskUsed):
             mask.masked_fill(module(x, None, mask, None), -1e9)
@@ -209,7 +209,8 @@ def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
 
 
 def test_a_substitution_is_a_value() -> None:
-    """One of a test's own: a candidate is run on small inputs, and replaced if it computes what the value says."""
+    """A substitution of this test: a candidate is run on small inputs, and replaced if it computes what the value
+    defines."""
 
     class Doubled(nn.Module):
         def __init__(self, by: float) -> None:
@@ -238,7 +239,7 @@ def test_a_substitution_is_a_value() -> None:
     x = torch.ones(3)
     with substituted(model, [doubling]):
         out, rest = model[0](x)
-        assert seen == [x] and rest is None and torch.equal(out, x + x)  # what a tuple has behind it is left out
+        assert seen == [x] and rest is None and torch.equal(out, x + x)  # later elements of a tuple are left out
         assert model[1](x)[1] == "and more"
     assert model[0](x)[1] == "and more" and len(seen) == 1
 
@@ -253,7 +254,7 @@ def test_a_small_copy_is_not_large() -> None:
 
 
 def test_towers_that_need_a_missing_package_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a text goes through none; the part that reads text is not."""
+    """Because text goes through no tower; the text model itself is not left out."""
     text, image = object(), object()
 
     def refuse(config: object) -> nn.Module:

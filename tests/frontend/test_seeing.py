@@ -1,4 +1,4 @@
-"""Models that also see or hear: the decoder in them is compiled, for texts alone."""
+"""Models with image or audio input: their decoder is compiled, for text only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def qwen_vl(t: Any, text: dict[str, Any]) -> Any:
 
 
 def flattened(file: Path) -> None:
-    """config.json as Qwen2.5-VL is published: what is said of the text stands beside the tower's part."""
+    """Change config.json to Qwen2.5-VL's published form: fields of the text model lie beside the tower's section."""
     config = json.loads(file.read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
@@ -59,7 +59,7 @@ def test_the_decoder_of_a_model_that_sees_is_compiled(make: Any, tiny: ModuleTyp
 
 
 def test_a_checkpoint_without_its_tower(tiny: ModuleType, tmp_path: Path) -> None:
-    """As of those who train or quantize the decoder and store nothing else; a tower in part is a damaged checkpoint."""
+    """Some checkpoints store only the decoder, trained or quantized; a partial tower is a damaged checkpoint."""
     import transformers
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Layers that mix tokens by a state, found by what the traced code does and by the kernels that it looks up."""
+"""Layers that mix tokens by a state, recognised by the traced computation and by the kernels that the code looks up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ IDS = [3, 4, 5, 6, 7, 8, 9]
 
 
 class Convolved(nn.Module):
-    """A model that no family has: a convolution of each channel along the tokens, of which `first` outputs are used."""
+    """A model of no known family: a convolution of each channel along the tokens, with only the `first` outputs
+    used."""
 
     def __init__(self, padding: int, first: int) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Convolved(nn.Module):
 
 
 def converted(padding: int, first: int, cls: type[Convolved] = Convolved) -> tuple[Tensor, Tensor]:
-    """The graph's logits and the model's."""
+    """The logits of the graph and of the model, [T, vocab] each."""
     torch.manual_seed(0)
     model = cls(padding, first).eval()
     weights = {name: Constant(value.detach()) for name, value in model.state_dict().items()}
@@ -76,7 +77,7 @@ FILES = {
 
 @pytest.mark.parametrize("file", FILES)
 def test_functions_of_files_are_known_by_what_they_compute(file: Any) -> None:
-    """Whatever they are called, and whichever kernels they are decorated with."""
+    """Independent of their names and of the kernels that they are decorated with."""
     for name, wanted in FILES[file].items():
         function = getattr(file, name)
         assert recognised_as(Candidate(file, "anything", inspect.unwrap(function)), RECURRENCES) is wanted, name
@@ -96,7 +97,7 @@ def test_states_of_other_sequences_are_refused() -> None:
 
 @pytest.mark.parametrize(("factor", "is_one"), [(1.0, True), (2.0, False)])
 def test_loops_are_known_by_what_they_compute(factor: float, is_one: bool) -> None:
-    """Not by what they are called, and not by their parameters alone."""
+    """Neither by their names, nor by their parameters alone."""
 
     def loop(self: object, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> Tensor:
         state, out = torch.zeros_like(hidden_states[:, 0]), []
@@ -122,7 +123,7 @@ def test_a_shift_along_the_tokens_is_a_state() -> None:
 
 
 def test_a_stack_of_weights_times_tokens_and_numbers_without_weights() -> None:
-    """Heads with matrices of their own, tokens last; a number that no op of the dialect works out."""
+    """Heads with their own matrices, tokens on the last axis; a number that no op of the dialect computes."""
 
     class Stacked(Convolved):
         def __init__(self, padding: int, first: int) -> None:
@@ -141,7 +142,7 @@ def test_a_stack_of_weights_times_tokens_and_numbers_without_weights() -> None:
 
 
 class Padded(Convolved):
-    """Convolutions of tokens that are padded before them, and all tokens but the last behind a row of its own."""
+    """Convolutions over tokens padded in front, and all tokens except the last after an additional first row."""
 
     def __init__(self, padding: int, first: int) -> None:
         super().__init__(padding, first)
@@ -156,7 +157,7 @@ class Padded(Convolved):
 
 
 def test_padding_before_the_tokens_is_a_state() -> None:
-    """What a convolution makes of it too."""
+    """The convolution over the padded tokens also."""
     found, expected = converted(3, 0, Padded)
     assert torch.allclose(found, expected, atol=1e-5)
 
@@ -172,7 +173,7 @@ def test_a_longer_convolution_than_its_padding_is_refused() -> None:
 
 
 def test_a_trace_of_one_number_of_tokens_is_refused() -> None:
-    """Such as a Fourier transform over the tokens makes (FNet)."""
+    """For instance with a Fourier transform over the tokens (FNet)."""
 
     class Transformed(Convolved):
         def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
@@ -183,7 +184,7 @@ def test_a_trace_of_one_number_of_tokens_is_refused() -> None:
 
 
 def test_masks_over_the_batch_choose_what_is_written() -> None:
-    """Of one sequence, all or nothing, which is known when the model is traced."""
+    """With one sequence, the mask selects everything or nothing, which is known when the model is traced."""
 
     class Adapted(Convolved):
         def __init__(self, padding: int, first: int) -> None:
@@ -201,4 +202,4 @@ def test_masks_over_the_batch_choose_what_is_written() -> None:
     found, expected = converted(3, 0, Adapted)
     assert torch.allclose(found, expected, atol=1e-6)
     with pytest.raises(UnsupportedModel, match="sequences of a batch"):
-        converted(3, 1, Adapted)  # a mask is read with, and another written with
+        converted(3, 1, Adapted)  # one mask for reading, another for writing

@@ -1,4 +1,4 @@
-"""What a tokenizer.json lacks, or is not there: made of the checkpoint's other files, as transformers makes it."""
+"""A missing or incomplete tokenizer.json is built from the checkpoint's other files, as transformers does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any = None) -> P
 def made(folder: Path) -> Tokenizer:
     found = text_files(folder)
     assert not found.told and found.path != folder
-    assert (found.path / "config.json").read_text() == "{}"  # and whatever else there is
+    assert (found.path / "config.json").read_text() == "{}"  # and any other files
     return Tokenizer.from_file(str(found.path / "tokenizer.json"))
 
 
@@ -52,7 +52,7 @@ def test_tokens_that_tokenizer_config_alone_has(tmp_path: Path) -> None:
     found = made(checkpoint(tmp_path, config))
     assert found.encode("ab<turn>a<call>").ids == [4, 5, 2, 6]
     assert found.get_vocab_size() == 7
-    assert found.decode([4, 5, 6]) == "ab <call>"  # the special one is left out
+    assert found.decode([4, 5, 6]) == "ab <call>"  # the special token is left out
 
 
 @pytest.mark.parametrize(

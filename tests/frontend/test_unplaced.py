@@ -1,4 +1,4 @@
-"""A compile says which tensors of a checkpoint nothing reads, and is silent about those that change nothing."""
+"""A compile warns of tensors that nothing reads, except those that could not change the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 
 
 def unread(path: Path, added: dict[str, torch.Tensor], task: str = "generate") -> list[str]:
-    """What a checkpoint with these tensors more is said not to read."""
+    """The unread tensors that are reported for a checkpoint with these tensors added."""
     stored = path / "model.safetensors"
     save_file(
         load_file(stored) | {name: value.clone() for name, value in added.items()}, stored, metadata={"format": "pt"}
@@ -43,7 +43,7 @@ def test_names_that_the_model_has_no_place_for_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2-tied_yarn"])
 def test_what_transformers_passes_over_is_not_told(name: str, tmp_path: Path) -> None:
-    """GPT-2's masks, which older versions stored; a head that is tied and stored, too."""
+    """GPT-2's masks, which older versions stored; a tied head that is stored nevertheless."""
     save_tiny(tiny_configs()[name], tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4), "transformer.h.0.attn.masked_bias": torch.zeros(())}
@@ -59,7 +59,7 @@ def test_heads_of_other_tasks_are_not_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sees", [True, False])
 def test_towers_beside_the_model_of_text_are_not_told(sees: bool) -> None:
-    """As of Llama 4, of which transformers has a class for text alone."""
+    """For instance Llama 4, for which transformers has a text-only class."""
     places = {"vision_model.patch.weight": "vision_model.patch.weight", "language_model.model.odd": "model.odd"}
     tensors = dict.fromkeys(["language_model.lm_head.weight", *places], Constant(torch.zeros(1)))
     found = worth_telling(nn.Module(), places, tensors, 1, "generate", sees)
@@ -67,7 +67,8 @@ def test_towers_beside_the_model_of_text_are_not_told(sees: bool) -> None:
 
 
 def test_scales_of_activations_are_not_told(tmp_path: Path) -> None:
-    """As quantizers store them; rows and caches have scales of their own. A model that is not quantized has none."""
+    """Quantizers store them, but activations and caches of an engine have their own scales. Models that are not
+    quantized have none."""
     scales = [f"model.layers.0.self_attn.{name}" for name in ("k_scale", "q_proj.input_scale", "v_proj.output_scale")]
     added = dict.fromkeys([*scales, "model.layers.0.self_attn.odd"], torch.ones(1))
     save_tiny(tiny_configs()["llama"], tmp_path)

@@ -1,12 +1,12 @@
 """Graphs for tests from small Python functions.
 
-`trace(fn, x="f32[T, 4, 8]", w="f32[8]")` calls `fn` with symbolic values and returns the Graph of what it did:
+`trace(fn, x="f32[T, 4, 8]", w="f32[8]")` calls `fn` with symbolic values and returns the Graph of its operations:
 
     graph = trace(lambda x, w: x * aten.rsqrt.default(mean(x * x) + 1e-6) * w, x="f32[T, 8]", w="f32[8]")
 
-An input with rows (T) is a gather from a random table by the token ids, an input without is a random weight, a tensor
-or weight is itself, a BatchArray is declared; "token_ids" and "positions" are the graph's own inputs. Values have the
-arithmetic operators and go through any torch.ops overload. The result is viewed as logits [T, n].
+An input with rows (T) is a gather from a random table by the token ids, an input without rows is a random weight, a
+tensor or Weight is used directly, a BatchArray is declared; "token_ids" and "positions" are the graph's own inputs.
+Values have the arithmetic operators and go through any torch.ops overload. The result is viewed as logits [T, n].
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A node that computes with operators and torch.ops."""
+    """A node with arithmetic operators, which torch.ops also accepts."""
 
     graph: Graph
     node: fx.Node
@@ -105,7 +105,7 @@ def mean(x: Value) -> Value:
 
 
 def random(name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values that depend on the name only."""
+    """Random values that depend on the name only."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.randn(tuple(shape), generator=generator).to(dtype)
 
@@ -170,7 +170,7 @@ class Applied:
 
     @property
     def reasons(self) -> list[str]:
-        """Why rules refused, each once."""
+        """The reasons of rules that refused, each once."""
         return list(dict.fromkeys(r.reason for r in self.refusals if r.reason))
 
     @property
@@ -187,7 +187,7 @@ def difference(before: Tensor, after: Tensor) -> float:
 
 
 def apply(item: Pass, graph: Graph, ids: Sequence[int] = IDS) -> Applied:
-    """Run one pass, and check what every pass must keep.
+    """Run one pass, and check the invariants of every pass.
 
     The reference interpreter's numbers are the same within the pass's tolerance, the graph verifies (the manager does
     that), and a second run modifies nothing.
@@ -199,7 +199,7 @@ def apply(item: Pass, graph: Graph, ids: Sequence[int] = IDS) -> Applied:
     after_text = print_graph(graph)
     assert difference(before, interpret(graph, ids)) <= item.tolerance, f"{item.name} changed the numbers"
     assert report.modified == (after_text != text) == bool(report.counts), "modified does not tell the truth"
-    again = item.run(graph, PassContext())  # not by the manager: what the pass requires, it may have broken
+    again = item.run(graph, PassContext())  # not by the manager: the pass may have broken facts that it requires
     assert not again.modified and print_graph(graph) == after_text, f"a second {item.name} changes the graph again"
     return Applied(graph, f"{text}-- {item.name}\n{after_text}", report.counts, list(ctx.refusals))
 

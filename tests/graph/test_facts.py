@@ -1,4 +1,4 @@
-"""Facts that show in a graph: each check says where a graph contradicts it, and is silent where none does."""
+"""Facts that can be checked in a graph: each check says where a graph contradicts it, and is silent otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def attend(x: Value) -> Value:
     return attention(heads, heads, heads, AttentionSpec(0, 0.5)).view(-1, 8)
 
 
-# fact -> (a graph of which it is not true, what is said, a graph of which it is)
+# fact -> (a graph that violates it, the message, a graph that satisfies it)
 CASES: dict[str, tuple[Case, str, Case]] = {
     Fact.FOLDED: (
         lambda p, x, w: x * (w + 1.0), "add_tensor computes with weights alone", lambda p, x, w: x * w + 1.0,

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 
 class Counting(Constant):
-    """Counts its loads."""
+    """A constant that counts its loads."""
 
     loads = 0
 

@@ -1,4 +1,4 @@
-"""Graph text reads back: what the printer writes, the parser understands, and what it says wrongly is named by line."""
+"""Graph text: the parser reads what the printer writes, and errors name the line."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ graph(%token_ids: i64[T]):
 
 
 def test_names_and_ids_do_not_show() -> None:
-    """A graph with other nodes before it, and nodes of other names."""
+    """The text does not depend on nodes created earlier, nor on the names of nodes."""
     first, second = (trace(block, x="f32[T, 8]", w="bf16[4, 4]") for _ in range(2))
     with second.fx.inserting_before(second.output):
         for _ in range(3):

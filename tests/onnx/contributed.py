@@ -1,4 +1,4 @@
-"""A small decoder as onnxruntime's model builder writes them: GroupQueryAttention, fused norms, MatMulNBits."""
+"""A small decoder like those of onnxruntime's model builder: GroupQueryAttention, fused norms, MatMulNBits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOMAIN = "com.microsoft"
 
 
 def node_path(module: str) -> str:
-    """model.layers.0.mlp as /model/layers.0/mlp."""
+    """The node name of a module: /model/layers.0/mlp for model.layers.0.mlp."""
     return "/" + re.sub(r"\.(?!\d)", "/", module)
 
 
@@ -54,7 +54,7 @@ class _Builder:
 
 
 def write_decoder(path: Path, layers: int = 2, window: int = -1) -> None:
-    """Two layers whose queries have 4 bits and whose up projections 8; no name of a size but those of the axes."""
+    """Write layers with 4-bit query projections and 8-bit up projections; only symbolic axes name sizes."""
     b = _Builder()
     angles = np.outer(np.arange(128), 1 / 10000 ** (np.arange(0, DIM, 2) / DIM))
     b.constant("cos_cache", np.cos(angles).astype(np.float32))

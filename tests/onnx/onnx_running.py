@@ -1,4 +1,4 @@
-"""onnxruntime as an oracle: what it computes with an exported graph, checked by `onnx` first."""
+"""onnxruntime as an oracle: its results for an exported graph, which `onnx` checks first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from icc.compiler.onnx.write import write_model
 
 
 def session(path: Path, exact: bool = False) -> onnxruntime.InferenceSession:
-    """exact: as the file says, without optimizations that quantize activations where weights are quantized."""
+    """A session over a file. exact: without optimizations, which quantize activations for quantized weights."""
     options = onnxruntime.SessionOptions()
     if exact:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -23,7 +23,7 @@ def session(path: Path, exact: bool = False) -> onnxruntime.InferenceSession:
 
 
 def feeds(found: onnxruntime.InferenceSession, ids: list[int], batch: int = 1) -> dict[str, Any]:
-    """What the inputs of a session are for one sequence, or for `batch` times the same."""
+    """The inputs of a session for one sequence, or for `batch` copies of it."""
     tokens = len(ids)
     known = {
         "input_ids": np.array([ids] * batch, np.int64),
@@ -36,13 +36,13 @@ def feeds(found: onnxruntime.InferenceSession, ids: list[int], batch: int = 1) -
 
 
 def _nothing(shape: list[Any]) -> np.ndarray:
-    """A KV cache of one sequence without tokens."""
+    """An empty KV cache for one sequence."""
     sizes = [1 if axis == 0 else 0 if isinstance(size, str) else size for axis, size in enumerate(shape)]
     return np.zeros(sizes, np.float32)
 
 
 def run_exported(graph: Graph, path: Path, ids: list[int], external: bool = False) -> np.ndarray:
-    """The logits [T, vocab] of the exported graph; the file must be valid, and shapes inferable."""
+    """The logits [T, vocab] of the exported graph; asserts that the file is valid and that shapes can be inferred."""
     write_model(export_graph(graph), path, external)
     onnx.checker.check_model(str(path), full_check=True)
     found = session(path)

@@ -1,4 +1,5 @@
-"""ONNX files that are damaged or of another form than their ops: one line and nothing else, whatever is changed."""
+"""ONNX files that are damaged or violate their ops' definitions: a one-line error and nothing else, whatever is
+changed."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ def test_any_change_is_read_or_told_in_a_line(
         model = ModelProto.FromString(whole)
         change(model, random.Random(seed))
         (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-        with contextlib.suppress(IccError):  # nothing else
+        with contextlib.suppress(IccError):  # no other error
             try:
                 load_graph(tmp_path / "m.onnx", 64)
             except IccError as error:
                 assert "\n" not in error.message and len(error.message) < 500, seed
                 raise
-    assert "Traceback" not in "".join(capfd.readouterr())  # of torch's log
+    assert "Traceback" not in "".join(capfd.readouterr())  # in torch's log
 
 
 def test_damaged_bytes(whole: bytes, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Experts that TorchScript exported as a loop over them: one product with those that each token picked."""
+"""Experts that TorchScript exported as a loop: one product with the experts that each token picked."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Expert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The loop that transformers 4 had in Mixtral, Qwen and OLMoE."""
+    """The loop over experts of transformers 4 in Mixtral, Qwen and OLMoE."""
 
     def __init__(self, bias: bool, alone: int = -1) -> None:
         super().__init__()
         self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
         self.experts = nn.ModuleList(Expert(bias) for _ in range(EXPERTS))
-        self.alone = alone  # an expert that the loop leaves out
+        self.alone = alone  # an expert that the loop skips
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, tokens, width = hidden.shape
@@ -78,7 +78,7 @@ def written(model: nn.Module, path: Path) -> Path:
 
 
 def test_a_loop_over_experts_is_a_product_with_those_picked(tmp_path: Path) -> None:
-    """With biases and without: logits as onnxruntime's, three products for what is written as two per expert."""
+    """With biases and without: onnxruntime's logits, and three products instead of two per expert."""
     torch.manual_seed(0)
     path = written(Model(Mixture(bias=True), Mixture(bias=False)), tmp_path / "model.onnx")
     assert "NonZero" in {node.op_type for node in onnx.load(path).graph.node}

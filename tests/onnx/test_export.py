@@ -1,4 +1,4 @@
-"""`icc export --onnx`: onnxruntime computes what the reference interpreter does, op by op and after every phase."""
+"""`icc export --onnx`: onnxruntime agrees with the reference interpreter, op by op and after every phase."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_after_every_phase(family: str, tiny: ModuleType, tmp_path: Path) -> Non
 
 
 def test_every_op(tmp_path: Path) -> None:
-    left_out = ("acme.", "outside.")  # of other tests
+    left_out = ("acme.", "outside.")  # ops of other tests
     known = [op for op in OPS.values() if not op.name.startswith(left_out) and not op.traits.collective]
     samples = samples_of(*known)
     made = SampleGraph(samples)
@@ -75,7 +75,7 @@ def test_every_op(tmp_path: Path) -> None:
 
 
 def test_every_opcode(tmp_path: Path) -> None:
-    """Of floats, and of whole numbers where an opcode has its own meaning for them."""
+    """On floats, and on integers for opcodes that treat them differently."""
     pairs = {"add", "sub", "mul", "div", "floordiv", "remainder", "pow", "maximum", "minimum"}
     pairs |= {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or"}
     lines, results = [], []
@@ -111,7 +111,7 @@ K = 256
 
 
 def random_parts(storage: StorageFormat, shape: Sequence[int]) -> Parts:
-    """Parts of which every one is in its range."""
+    """Random parts, each within its range."""
     found = {}
     for part, array in storage.arrays(shape).items():
         if part == "exponents":
@@ -131,7 +131,7 @@ def random_parts(storage: StorageFormat, shape: Sequence[int]) -> Parts:
 
 
 def test_every_way_to_store_a_weight(tmp_path: Path) -> None:
-    """As the matrix of a product, the table of an embedding, and the matrices of experts."""
+    """Stored as the matrix of a product, the table of an embedding, and the matrices of experts."""
     lines = ["  %r: f32[T, 2] = icc.embedding(%token_ids, @routes: f32[128, 2])"]
     lines.append("  %e: i64[T, 2] = prims.convert_element_type(%r, torch.int64)")
     parts = []
@@ -184,7 +184,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
         ["batch", "sequence", 120]
     ]
     assert "/model/layers.1/mlp/down_proj/MatMulNBits" in {n.name for n in model.graph.node}
-    # the head and the embedding are one matrix: it is there once
+    # the head and the embedding are one matrix, stored once
     assert sum(120 in i.dims for i in model.graph.initializer) == 3
     again = export(checkpoint, "--onnx", path)
     assert again.exit_code == 15 and "--force" in again.stderr
@@ -195,13 +195,13 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     graph = load_graph(checkpoint, 64)
     found = session(path)
     [logits] = found.run(["logits"], feeds(found, IDS, batch=2))
-    assert logits.shape == (2, len(IDS), 120)  # a batch is sequences that do not see each other
+    assert logits.shape == (2, len(IDS), 120)  # sequences of a batch are independent
     close(logits[0], graph, IDS)
     close(logits[1], graph, IDS)
 
 
 def test_scores_of_pairs(tmp_path: Path) -> None:
-    """Token types are an input of their own, and a text has one row."""
+    """Token types are a separate input, and a text has one row of logits."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
     config = BertConfig(vocab_size=64, max_position_embeddings=32, num_labels=1, pad_token_id=0, **sizes)

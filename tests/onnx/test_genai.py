@@ -1,4 +1,4 @@
-"""What onnxruntime's builder says of a model in genai_config.json, where there is no config.json."""
+"""Models described by genai_config.json of onnxruntime's builder, without config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX op computes on import, node by node: onnxruntime's values for the same node. Attentions, which are left
+"""Imported ONNX ops, node by node, against onnxruntime's values for the same node. Attentions, which the importer keeps
 whole for the frontend, are traced as a model."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLACES = RANDOM.integers(0, 3, (2, 3, 8))
 def one(
     op: str, *inputs: Any, outputs: int = 1, domain: str = "", known: tuple[int, ...] = (), **attributes: Any
 ) -> Any:
-    """A case: known: operands that must be known while tracing; None: an operand that is absent."""
+    """A case. inputs: the operands; None: an absent one. known: the operands that must be known while tracing."""
     name = f"{op}-{'-'.join(map(str, attributes))}" if attributes else op
     return pytest.param(op, inputs, outputs, domain, known, attributes, id=name)
 
@@ -132,7 +132,7 @@ def as_known(value: np.ndarray) -> Known:
 
 
 def computed(nodes: list[Any], given: dict[str, np.ndarray], outputs: list[str]) -> list[np.ndarray]:
-    """What onnxruntime computes."""
+    """The outputs that onnxruntime computes."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in given.items()
@@ -146,7 +146,7 @@ def computed(nodes: list[Any], given: dict[str, np.ndarray], outputs: list[str])
 
 
 class Branches:
-    """A model whose result is what several nodes make of the same embedding, side by side."""
+    """A model that concatenates the results of several nodes over the same embedding."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -187,7 +187,7 @@ class Branches:
 
 
 def check(path: Path) -> Graph:
-    """That the model of a file computes what onnxruntime does, part by part."""
+    """Check the model of a file against onnxruntime, part by part; returns the graph."""
     graph, found = load_graph(path, 64, task="embed"), session(path, exact=True)
     [wanted] = found.run(None, {name: value for name, value in feeds(found, IDS).items()})
     values = interpret(graph, IDS).numpy()

@@ -1,4 +1,4 @@
-"""ONNX files as models: what torch, onnxruntime's builder and icc itself write, against onnxruntime."""
+"""ONNX files as models: the files of torch, onnxruntime's builder and icc itself, against onnxruntime."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_what_torch_exports(family: str, cached: bool, dynamo: bool, tiny: Modul
     shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     assert [type_of(node.args[1]).shape[0] for node in graph.attention_nodes] == [shared] * config.num_hidden_layers  # type: ignore[arg-type]
     run_passes(graph, parse_passes("canonicalize,attention"), PassContext())
-    assert not any("aten.cos" in op or "rsqrt" in op for op in ops_of(graph))  # rotary tables and norms were seen
+    assert not any("aten.cos" in op or "rsqrt" in op for op in ops_of(graph))  # rotary tables and norms are recognised
     close(interpret(graph, IDS).numpy(), reference(path))
 
 
-# TorchScript and torch's newer exporter; positions that RoBERTa counts from the tokens that are no padding
+# TorchScript and torch's newer exporter; RoBERTa counts positions over tokens that are not padding
 ENCODERS = [("XLMRobertaConfig", False), *soak(("BertConfig", False), ("BertConfig", True), ("XLMRobertaConfig", True))]
 ENCODERS += soak(("DistilBertConfig", False), ("MPNetConfig", False))
 
@@ -91,7 +91,7 @@ def test_encoders(kind: str, dynamo: bool, tmp_path: Path) -> None:
         export_encoder(transformers.AutoModel.from_config(config).eval(), path, kind == "BertConfig", dynamo)
     graph = load_graph(path, 64, task="embed")
     found = session(path)
-    ids = [token for token in IDS if token > 1]  # no padding, which is 1 to MPNet whatever its configuration says
+    ids = [token for token in IDS if token > 1]  # no padding, which is always 1 in MPNet
     [wanted] = found.run(["last_hidden_state"], feeds(found, ids))
     assert graph.looks_ahead and len(list(graph.attention_nodes)) == 2
     close(interpret(graph, ids).numpy(), wanted[0])
@@ -102,7 +102,7 @@ def test_encoders(kind: str, dynamo: bool, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_scores_of_pairs(tmp_path: Path) -> None:
-    """A classifier with --task rerank: tokens come with the number of their text."""
+    """A classifier with --task rerank: token types tell which text a token belongs to."""
     import transformers
 
     sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -146,7 +146,7 @@ def test_an_engine_of_an_encoder(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_the_hub_is_links(tmp_path: Path) -> None:
-    """The file, its data and its configuration lie in one folder of blobs, and are found by their names."""
+    """The file, its data and its configuration are links into one folder of blobs, and are found by their names."""
     blobs, names = tmp_path / "blobs", tmp_path / "snapshots" / "1" / "onnx"
     blobs.mkdir()
     names.mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_a_snapshot_of_the_hub_is_links(tmp_path: Path) -> None:
 
 
 def test_a_packed_matrix_that_is_head_and_embedding(tiny: ModuleType, tmp_path: Path) -> None:
-    """As icc writes it, and onnxruntime's builder: GatherBlockQuantized of the codes of a MatMulNBits."""
+    """As icc and onnxruntime's builder write it: GatherBlockQuantized of the codes of a MatMulNBits."""
     tiny.save_tiny(tiny_configs()["llama-mqa_tied_biases_llama3"], tmp_path / "checkpoint")
     graph = load_graph(tmp_path / "checkpoint", 64)
     run_passes(graph, parse_passes("canonicalize,quantize-rtn{group=32}"), PassContext())
@@ -210,7 +210,7 @@ def test_names_are_those_of_the_model(decoder: Path) -> None:
 
 @pytest.mark.soak
 def test_there_and_back(decoder: Path, tmp_path: Path) -> None:
-    """A graph of a file, written after its passes, read again: the same logits, and the same 4-bit weights."""
+    """A graph read from a file, written after its passes and read again: the same logits and 4-bit weights."""
     graph = load_graph(decoder, 64)
     run_passes(graph, parse_passes("canonicalize,attention,fuse"), PassContext())
     path = tmp_path / "again.onnx"
@@ -224,7 +224,7 @@ def test_there_and_back(decoder: Path, tmp_path: Path) -> None:
 
 
 def small(path: Path, **changes: object) -> Path:
-    """Embedding times a matrix, with fields of the matrix's tensor replaced."""
+    """Write a model of an embedding and a product, with fields of the matrix's tensor replaced."""
     tensor = numpy_helper.from_array(np.ones((8, 16), np.float32), "w")
     for name, value in changes.items():
         if name == "dims":

@@ -30,7 +30,7 @@ def scales(*shape: int) -> np.ndarray:
 
 
 def quantized_product(name: str, rows: str, weight: str, scale: str, zero: str) -> list[NodeProto]:
-    """What quantize_dynamic makes of MatMul(rows, weight)."""
+    """The nodes that quantize_dynamic makes of MatMul(rows, weight)."""
     make = helper.make_node
     return [
         make("DynamicQuantizeLinear", [rows], [f"{name}.q", f"{name}.s", f"{name}.z"]),
@@ -66,7 +66,7 @@ def test_every_form_keeps_its_codes(tmp_path: Path) -> None:
     info = helper.make_tensor_value_info
     inputs = [info("input_ids", TensorProto.INT64, ["batch", "sequence"])]
     outputs = [info("logits", TensorProto.FLOAT, ["batch", "sequence", 24])]
-    graph = helper.make_graph(nodes[::-1], "g", inputs, outputs, [*tensors, packed])  # in an order that some write
+    graph = helper.make_graph(nodes[::-1], "g", inputs, outputs, [*tensors, packed])  # some files have this order
     path = tmp_path / "model.onnx"
     path.write_bytes(helper.make_model(graph, ir_version=10).SerializeToString())
 
@@ -99,11 +99,11 @@ def test_nodes_in_any_order() -> None:
     nodes = [helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(50)]
     assert sorted_nodes(nodes[::-1]) == nodes
     assert sorted_nodes(nodes) == nodes
-    assert len(sorted_nodes([helper.make_node("Add", ["a", "b"], ["a"])])) == 1  # a file that reads what it writes
+    assert len(sorted_nodes([helper.make_node("Add", ["a", "b"], ["a"])])) == 1  # a node that reads its output
 
 
 def test_a_product_of_two_roundings_rounds_neither() -> None:
-    """As optimum's quantizer makes one of what a query asks of keys."""
+    """Optimum's quantizer writes such a product for queries times keys."""
     make = helper.make_node
     other = make("DynamicQuantizeLinear", ["k"], ["k.q", "k.s", "k.z"])
     found, weights = stored_integers([other, *quantized_product("qk", "q", "k.q", "k.s", "k.z")], {})

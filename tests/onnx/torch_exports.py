@@ -1,4 +1,4 @@
-"""Models of transformers as torch exports them to ONNX, with and without a KV cache, named as optimum names them."""
+"""transformers' models exported to ONNX by torch, with and without a KV cache, with optimum's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs in which ops meet operands as models have them: gathers, views, slices of wider buffers, concatenations."""
+"""Graphs in which ops get operands as in models: gathers, views, slices of wider buffers, concatenations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 TOKENS = 21
 convert = torch.ops.prims.convert_element_type.default
-Sample = tuple[str, tuple[Any, ...]]  # an op's name, and arguments
+Sample = tuple[str, tuple[Any, ...]]  # an op's name, and its arguments
 
 
 def samples_of(*ops: Op) -> dict[str, Sample]:
@@ -43,7 +43,7 @@ def as_double(value: Tensor) -> Tensor:
 
 @dataclass
 class Slot:
-    """Where a sample's results lie in the logits, and what they should be."""
+    """The place of a sample's results in the logits, and their expected values."""
 
     start: int
     expected: Tensor
@@ -83,7 +83,7 @@ class SampleGraph:
                 )
             else:
                 values.append(arg)
-        if OPS[name].traits.stateful:  # each has a KV cache, or a state, of its own
+        if OPS[name].traits.stateful:  # each has its own KV cache or state
             names = list(OPS[name].parameters)
             if "layer" in names:
                 values[names.index("layer")] = number

@@ -1,4 +1,5 @@
-"""Bodies of elementwise kernels: text and value are the same thing, and composing two computes what both would."""
+"""Bodies of elementwise kernels: text and value convert to each other, and a composition computes what its two parts
+compute."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def bodies(draw: st.DrawFn) -> Body:
 
 
 def run(body: Body, arguments: list[float]) -> float:
-    """In Python's floats, which are exact enough to compare with themselves."""
+    """Evaluate a body in Python's floats; results are compared only with each other."""
 
     def apply(_: str, opcode: str, values: list[float]) -> float:
         return OPERATIONS[opcode](*values)

@@ -1,7 +1,7 @@
 """Every op of the dialect, by its own samples: fake, reference, cost, and the lowered kernel of the CPU backend.
 
-All samples become one graph, which goes through the passes and the lowering to one library, so that the kernels meet
-operands as graphs have them.
+All samples become one graph, which goes through the passes and the lowering to one library, so that the kernels get
+operands as in real graphs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sample_graph import TOKENS, SampleGraph, as_double, map_tensors, results, s
 from torch import Tensor
 
 SAMPLES = samples_of(*OPS.values())
-# what ranks do together runs in tests/cpu/test_ranks.py
+# collectives run in tests/cpu/test_ranks.py
 ALONE = [sample for sample, (name, _) in SAMPLES.items() if not OPS[name].traits.collective]
 
 
 def test_every_op_has_samples_and_a_cost() -> None:
-    own = [op for op in OPS.values() if not op.name.startswith(("acme.", "outside."))]  # other tests declare those
+    own = [op for op in OPS.values() if not op.name.startswith(("acme.", "outside."))]  # declared by other tests
     lowered = [op for op in own if op.instructions is None]
     assert {name for name, _ in SAMPLES.values()} == {op.name for op in lowered}
     assert all(op.cost is not None or op.traits.moves_only for op in lowered)
@@ -49,7 +49,7 @@ def test_float32_is_within_the_tolerance(sample: str) -> None:
 
 @pytest.mark.parametrize("sample", [s for s, (name, _) in SAMPLES.items() if not OPS[name].traits.moves_only])
 def test_cost_is_positive(sample: str) -> None:
-    """What only moves elements costs nothing: it is strides, or part of a copy."""
+    """Ops that only move elements cost nothing: they become strides, or part of a copy."""
     name, args = SAMPLES[sample]
     assert OPS[name].cost is not None
     cost = OPS[name].cost(*args)  # type: ignore[misc]

@@ -52,9 +52,9 @@ def test_every_op_has_a_lowering_and_a_kernel(name: str, backend: str) -> None:
     """One graph per op, so that the first gap does not hide another."""
     if backend == "triton" and name == "transfer":
         pytest.skip("stages of GPUs are refused, see compiler/options.py")
-    if name == "select_rows":  # its rows must be those of the step: every program has one
+    if name == "select_rows":  # needs the step's rows: every program has one
         graph = optimize(trace(lambda x: aten.exp.default(x), x="f32[T, 8]"))
-    elif name in ("reduce_scatter", "all_gather_rows"):  # its rows are a rank's own until they are gathered
+    elif name in ("reduce_scatter", "all_gather_rows"):  # its rows belong to one rank until they are gathered
         scatter, gather = (OPS[each].overload for each in ("reduce_scatter", "all_gather_rows"))
         graph = optimize(trace(lambda x: gather(scatter(x, 1), 1), x="f32[T, 8]"))
     else:
@@ -64,7 +64,7 @@ def test_every_op_has_a_lowering_and_a_kernel(name: str, backend: str) -> None:
 
 
 def test_what_never_reaches_the_lowering() -> None:
-    """Elementwise aten ops, which the fusion takes in, and attention without its cache."""
+    """Elementwise aten ops, which are fused before, and attention without its cache."""
     others = [declared for declared in OPS.values() if not declared.is_lowered]
     assert {declared.name.split(".")[0] for declared in others} - {"acme"} == {"aten", "prims", "attention"}
     assert all(d.traits.elementwise or d.traits.abstract for d in others)
@@ -77,7 +77,7 @@ def test_targets_find_their_ops() -> None:
     assert op_of(aten.div.Tensor_mode) is None and op_of(aten.view.dtype) is None
 
 
-# What another package, or a test, does: nothing below is known to icc.
+# Like another package, or a test: icc knows nothing below.
 
 
 @op(
@@ -105,7 +105,7 @@ def _kinked_samples() -> Iterator[tuple[Tensor, float, float]]:
 
 @op(Traits(stateful=True, mixes_tokens=True), namespace="acme")
 def decayed(x: Tensor, layer: int) -> Tensor:
-    """A running sum over tokens that halves at each: a layer with a state."""
+    """A running sum over tokens, halved at each token: a layer with a state."""
     rows = [x[0]]
     for row in x[1:]:
         rows.append(rows[-1] * 0.5 + row)

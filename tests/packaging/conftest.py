@@ -1,7 +1,7 @@
-"""The wheel, and environments that hold only what the base package asks for, all built without a network.
+"""The wheel, and environments with only the base package's requirements, all built without a network.
 
-Such an environment is a real virtual environment whose site-packages links to chosen distributions of the one that runs
-the tests, so what is not linked is not there.
+Such an environment is a real virtual environment whose site-packages links to chosen distributions of the environment
+that runs the tests; other distributions are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP
 
 
 def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command that sees nothing of this checkout or of this process's settings."""
+    """Run a command that sees neither this checkout nor this process's settings."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=CLEAN, capture_output=True, text=True)
     assert not check or done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
@@ -36,7 +36,7 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, so that no earlier build and no concurrent edit shows."""
+    """A copy of the checkout, so that earlier builds and concurrent edits have no effect."""
     return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("source") / "icc", ignore=NOT_SOURCE))
 
 
@@ -50,7 +50,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def requirements(wheel: Path, extra: str = "") -> dict[str, Distribution]:
-    """What pip would install with the wheel and `extra`: everything required, directly or not, by its name."""
+    """The distributions that pip would install with the wheel and `extra`, directly or indirectly required, by name."""
     with zipfile.ZipFile(wheel) as archive:
         [info] = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
         needed = list(PathDistribution(zipfile.Path(archive, f"{info}/")).requires or [])
@@ -90,7 +90,7 @@ def make_environment(tmp_path_factory: pytest.TempPathFactory) -> MakeEnvironmen
 
 @pytest.fixture(scope="session")
 def base_install(wheel: Path, make_environment: MakeEnvironment) -> Path:
-    """bin of an environment after `pip install icc` without extras: pip itself finds every requirement met there."""
+    """The bin directory of an environment after `pip install icc` without extras: pip finds every requirement met."""
     bin_dir = make_environment(requirements(wheel).values())
     python = bin_dir / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", wheel, cwd=bin_dir)

@@ -1,4 +1,4 @@
-"""One command line: every command shows its defaults and answers a mistake in a line, and loads what it needs only."""
+"""One command line: every command shows its defaults, answers a mistake in one line, and imports only what it needs."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ MISTAKES = {
 def test_a_mistake_is_a_line_and_a_hint(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", None)  # nothing comes from there
-    (tmp_path / "engine.json").write_text("{}")  # all that is looked at before an engine is loaded
+    monkeypatch.setattr(sys, "stdin", None)  # no input comes
+    (tmp_path / "engine.json").write_text("{}")  # read before an engine is loaded
     arguments, message, hint = MISTAKES[mistake]
     assert main.run([str(tmp_path) if word == "ENGINE" else word for word in arguments], "icc") == 2
     shown = capsys.readouterr()

@@ -1,8 +1,8 @@
-"""The parts of `make gpu-visit` that open and run engines, over a driver without a GPU, so that what would end a part
-at once, an argument or a name, ends it here.
+"""The parts of `make gpu-visit` that open and run engines, over a driver without a GPU: mistakes that would end a part
+at once, such as a wrong argument or name, show here.
 
-Scripts run in this process with the words of their parts. Checkpoints of the same names are tiny; objects are not
-compiled but name themselves, kernels do nothing, and memory is zeros. Times and answers mean nothing.
+Scripts run in this process with the arguments of their parts. Checkpoints of the same names are tiny; objects are not
+compiled and hold only their names, kernels do nothing, and memory is zeros. Times and answers mean nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FOLDERS = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "triton")]
 TINY = (128, 1, 2, 1, 256, 1024, False)  # hidden, layers, heads, KV heads, inner, vocabulary, tied
-VERDICTS = {"idle": "MISSED: idle "}  # what a part ends with that ran, and whose times are not good
-LEAST = {"--rounds": "1", "--adapters": "2", "--seconds": "0.2"}  # instead of what a part asks for
+VERDICTS = {"idle": "MISSED: idle "}  # last lines of parts that ran with bad times
+LEAST = {"--rounds": "1", "--adapters": "2", "--seconds": "0.2"}  # replaces the part's own value
 
 
 @pytest.fixture(scope="module")
 def visit() -> Iterator[Any]:
-    """gpu_visit.py, with what is needed beside it on the path and none of it left there."""
+    """The module gpu_visit.py; its folders are on the path until the end of the tests."""
     sys.path[:0] = FOLDERS
     before = set(sys.modules)
     try:
@@ -81,7 +81,7 @@ def dry(visit: Any) -> Iterator[None]:
 
 
 def run_part(visit: Any, name: str, work: Path, keep: Callable[[str], str] = str) -> str:
-    """Run the commands of a part, with no more rounds than it takes; what they printed. keep: changes a word."""
+    """Run the commands of a part with the fewest rounds; returns their output. keep: changes an argument."""
     [part] = [part for part in visit.PARTS if part.name == name]
     shown = io.StringIO()
     for command in part.commands:
@@ -100,7 +100,7 @@ def run_part(visit: Any, name: str, work: Path, keep: Callable[[str], str] = str
 
 
 def _run(words: list[str], folder: Path) -> int:
-    """The status of a script of benchmarks/, or of icc, in a folder."""
+    """Run a script of benchmarks/, or icc, in a folder; returns its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
         patch.chdir(folder)
@@ -121,7 +121,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def timed(visit: Any, dry: None, work: Path) -> str:
-    """Speeds, of the 4-bit engine alone, which other parts use."""
+    """The output of the part that measures speeds, for the 4-bit engine alone; other parts use its files."""
     return run_part(visit, "speed-8b", work, lambda word: word.replace("rtn4,none,fp8", "rtn4"))
 
 
@@ -140,7 +140,7 @@ def test_a_part_runs_to_its_end(part: str, visit: Any, timed: str, work: Path) -
 
 @pytest.mark.soak
 def test_objects_of_steps_travel_along(visit: Any, dry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What --prepare compiles of the part "step" is all that it asks for, step kernels among it."""
+    """The objects that --prepare compiles for the part "step" are all that it needs, including step kernels."""
     from icc.compiler.backends.triton import fallback
     from icc.compiler.backends.triton.objects import compile as objects
 
@@ -170,7 +170,7 @@ def test_adapters_run_to_their_end(visit: Any, timed: str, work: Path) -> None:
 
 
 def test_an_argument_that_is_none_ends_a_part(visit: Any, timed: str, work: Path) -> None:
-    """Planted: a kind of step that the script is not asked by, and an engine that is not there."""
+    """Planted mistakes: an unknown kind of step, and a missing engine."""
     with pytest.raises(AssertionError):
         run_part(visit, "products", work, lambda word: word.replace("--phases", "--kinds"))
     with pytest.raises(Exception, match="other"):

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_matrix.py in shards: what is kept is not compiled again, and what no run has come to says so."""
+"""benchmarks/gpu_matrix.py in shards: stored results are not compiled again, and cases without a run are marked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_values_of_quant_with_one_format_are_one_case(matrix: ModuleType) -> Non
 def test_a_run_goes_on_where_the_last_one_stopped(
     matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One case per run, as if it took all minutes. An error is a result, too."""
+    """One case per run, as if it took all the time. An error is also a result."""
     seen: list[str] = []
     clock = [0.0]
 

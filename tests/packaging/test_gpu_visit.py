@@ -1,4 +1,4 @@
-"""benchmarks/gpu_visit.py without a GPU: its parts begin, end in time, are told of, and are not repeated."""
+"""benchmarks/gpu_visit.py without a GPU: its parts begin, end in time, are reported, and are not repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def visit() -> Any:
 
 
 def test_a_visit_goes_on_where_it_stopped(visit: Any, tmp_path: Path) -> None:
-    """Four parts: one passes, one fails until a file is there, one outlasts its limit, one needs what is not there."""
+    """Four parts: one passes, one fails until a file exists, one exceeds its time limit, one has a missing
+    requirement."""
     wait = tmp_path / "there"
     again = "{python} -c \"open('{work}/runs', 'a').write('x')\""
     parts = [
@@ -57,7 +58,7 @@ def test_a_part_that_does_not_fit_is_not_begun(visit: Any, tmp_path: Path) -> No
 
 
 def _measured(visit: Any, work: Path, speed: float, us: float, right: bool, before: Any = None) -> tuple[Any, str]:
-    """A visit whose first part prints its figures, and whose second writes them to the file that --out names."""
+    """Run a visit whose first part prints its figures, and whose second writes them to the file of --out."""
     work.mkdir()
     rows = [{"check": "logits", "passed": right}, {"kernel": "linear", "phase": "d1", "us": us}]
     row = {"quant": "rtn4", "batch": 1, "decode_tok_s": speed, "of_bandwidth": 0.4}
@@ -118,7 +119,7 @@ def test_parts_name_scripts_and_options_that_there_are(visit: Any) -> None:
 
 
 def test_objects_that_travel_along_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another version of Triton, before those of this machine's; damaged ones are not."""
+    """Objects of another version of Triton are taken before those of this machine's; damaged ones are not taken."""
     from icc.compiler.backends.triton.objects import compile as objects
     from icc.compiler.targets import TARGETS
 

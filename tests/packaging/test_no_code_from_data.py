@@ -1,4 +1,4 @@
-"""RELIABILITY S1: nothing that is shipped turns data into code. A ban by syntax; the server's tests watch it run."""
+"""RELIABILITY S1: no shipped code turns data into code. Checked by syntax; the server's tests check it at run time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALLS = {
     ("os", "system"), ("os", "popen"), ("torch", "load"),
     ("subprocess", "getoutput"), ("subprocess", "getstatusoutput"), ("importlib", "import_module"),
 }  # fmt: skip
-# file: what it may, and why
+# file: the calls that it may make, and why
 ALLOWED = {
     "compiler/engine/directory.py": {"marshal", "compile"},  # writes bytecode of the runtime's own sources
     "benchmarks/record_loftq.py": {"exec"},  # peft's own function, for the CPU; makes a file that tests read
@@ -29,7 +29,7 @@ ALLOWED = {
 
 
 def breaches(source: str) -> Iterator[tuple[int, str]]:
-    """Lines and names of what the ban forbids."""
+    """The line and the name of each forbidden call."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] in MODULES)
@@ -52,7 +52,7 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
 
 
 def _safe_load(node: ast.Call) -> bool:
-    """torch.load of tensors only, which reads no other pickles."""
+    """Whether the call is torch.load with weights_only, which reads only pickles of tensors."""
     return any(keyword.arg == "weights_only" and _is(keyword.value, True) for keyword in node.keywords)
 
 

@@ -1,5 +1,5 @@
-"""What has one place in the source: arguments of attention by name, policies read once, names that stand once, and
-kernels whose files are not one object in several."""
+"""Things that the source has in one place only: arguments of attention by name, the parsing of policies, class names,
+and kernels whose files are independent of each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TWICE = {"Program", "Step"}  # the compiler's have more than the runtime's, of which they are made
+TWICE = {"Program", "Step"}  # the compiler's classes extend the runtime's
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -39,7 +39,7 @@ def test_a_policy_is_read_once() -> None:
 
 
 def test_token_types_are_an_input_like_any_other() -> None:
-    """Of engines of format 2 alone, a field has that name."""
+    """Only the reader of engines of format 2 has a field of that name."""
     found = lines_with("token_types", "compiler/graph", "compiler/engine", "runtime")
     assert [line.partition(":")[0] for line in found] == ["runtime/format/version2.py"], found
 
@@ -55,7 +55,7 @@ def test_class_names_stand_in_one_file() -> None:
 
 
 def imported(path: Path) -> Iterator[tuple[Path, str]]:
-    """The files of its own folder that a file imports, in functions too, and what it takes from them."""
+    """The files of its own folder that a file imports, also in functions, and the names that it imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
@@ -63,7 +63,7 @@ def imported(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def test_files_of_kernels_are_no_object_in_several_files() -> None:
-    """None imports a file that imports it, at any distance, and none touches what is private to another file."""
+    """No file imports itself directly or indirectly, and none uses private names of another file."""
     for folder in ("triton/kernels", "triton/tiling", "cpu/kernels"):
         files = sorted((ROOT / "compiler/backends" / folder).glob("*.py"))
         TopologicalSorter({path: {file for file, _ in imported(path)} for path in files}).prepare()  # CycleError

@@ -1,4 +1,4 @@
-"""pyproject.toml and constraints.txt agree with the tree; the import contracts hold, and would notice a breach."""
+"""pyproject.toml and constraints.txt agree with the tree; the import contracts hold, and detect a breach."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_every_direct_dependency_is_pinned_to_what_is_tested() -> None:
         try:
             assert version(name).split("+")[0] == pin, f"{name}: installed and pinned differ"
         except PackageNotFoundError:
-            continue  # an extra that the tests do not need
+            continue  # an extra that tests do not need
 
 
 def lint_imports(folder: Path) -> str:
-    """What import-linter says of the package `icc` in `folder`."""
+    """The output of import-linter for the package `icc` in `folder`."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     code = "from importlinter.cli import lint_imports_command as main; main()"
     command = [sys.executable, "-c", code, "--no-cache", "--config", str(folder / "icc" / "pyproject.toml")]
@@ -135,7 +135,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_answered_before_torch_is_imported(mistake: str) -> None:
-    """With torch, the answer took four seconds; without, 0.2 s."""
+    """The answer took 4 s with torch, 0.2 s without."""
     arguments, message = MISTAKES[mistake]
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""What `import icc` offers: every name is there, and icc.compile and icc.load say what they take."""
+"""The names of `import icc`: all exist, and the signatures of icc.compile and icc.load are complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_compile_takes_the_fields_of_its_options() -> None:
-    """Their types are written twice, for type checkers; they are the same, but that a path may be a text."""
+    """Their types are written twice, for type checkers; they are equal, except that a path may be a str."""
     options, keywords = get_type_hints(CompileOptions), get_type_hints(CompileFields)
     assert list(keywords) == [field.name for field in fields(CompileOptions) if field.name not in ("model", "output")]
     others = {name for name, hint in keywords.items() if options[name] != hint}

@@ -1,4 +1,4 @@
-"""Every file of benchmarks/results has a row in its README, which tells command, date and commit."""
+"""Every file of benchmarks/results has a row in its README, with command, date and commit."""
 
 from __future__ import annotations
 

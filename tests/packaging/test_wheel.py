@@ -1,4 +1,4 @@
-"""What the wheel holds, and what runs where only the base package is installed."""
+"""The contents of the wheel, and the commands that run with only the base package installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILE_SIDE = ("torch", "transformers", "triton", "safetensors", "jinja2")
 
 @pytest.fixture(scope="session")
 def expected(engine: Path) -> list[int]:
-    """The greedy completion, from this process."""
+    """The token ids of the greedy completion, computed in this process."""
     with icc.load(engine) as llm:
         [completion] = llm.generate([PROMPT], icc.SamplingParams(max_tokens=12, temperature=0.0))
     return list(completion.token_ids)

@@ -31,14 +31,14 @@ def rotated(r: Value) -> Value:
 
 
 def latent(q: Value, c: Value, r: Value, w: Value) -> Value:
-    """As DeepSeek has it: keys and values of a head beside each other, the shared part last."""
+    """DeepSeek's attention: keys and values of a head beside each other, the shared part last."""
     both = linear(c, w, None).view(-1, HEADS, NOPE + VALUES)
     k = aten.cat.default([both.slice(2, 0, NOPE), rotated(r)], 2)
     return attend(q, k, both.slice(2, NOPE, NOPE + VALUES))
 
 
 def shapes(done: Applied) -> list[tuple[int, ...]]:
-    """Of the operands of attention."""
+    """The shapes of the operands of attention."""
     [node] = done.graph.attention_nodes
     return [x.meta["type"].shape for x in node.args[:3]]  # type: ignore[union-attr]
 

@@ -18,7 +18,7 @@ def test_residual_and_layer_norm() -> None:
 
 
 def test_two_norms_of_one_sum() -> None:
-    """GPT-NeoX: attention and MLP have norms of their own. The first takes the sum, the second reads it."""
+    """GPT-NeoX: attention and MLP have separate norms. The first is fused with the sum, the second reads its result."""
 
     def fn(x: Value, r: Value, a: Value, b: Value) -> Value:
         total = x + r

@@ -1,4 +1,4 @@
-"""divide: families as they are published, in lockstep; what ranks have of values; transformers' own plans."""
+"""divide: published families with ranks in lockstep; the parts of values on ranks; transformers' own plans."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from icc.passes.parallel.divide import DivideAmongRanks
 from sizes import soak, usual
 
 IDS = [3, 17, 101, 44, 8, 8, 63, 2, 90, 11, 12]
-# how many of a model's products are divided among two ranks, by kind, in each of its two layers and the head
+# the number of a model's products divided among two ranks, by kind, over both layers and the head
 FAMILIES = {
-    "llama": {"words": 1, "columns": 15},  # q, k, v, gate, up; rows of o and down follow
+    "llama": {"words": 1, "columns": 15},  # q, k, v, gate, up; o and down are cut by rows
     "gemma3": {"words": 1, "columns": 15},
     "gpt2": {"words": 1, "columns": 13},
     "gpt_oss": {"words": 1, "columns": 9, "experts": 4},
     "mixtral": {"words": 1, "columns": 9, "experts": 4},
     "deepseek_v3-latent_grouped_routing": {"words": 1, "columns": 15, "experts": 2},
     "qwen3_next-delta_rule": {"words": 1, "columns": 14, "experts": 4},
-    "bamba-state_space": {"words": 1, "columns": 17},  # also what a convolution gives is sliced: x, B, C
+    "bamba-state_space": {"words": 1, "columns": 17},  # the output of a convolution is also sliced: x, B, C
 }
 MORE = (
     "falcon-written_out_mqa",
@@ -53,7 +53,7 @@ MORE = (
 
 @pytest.fixture(scope="module")
 def prepared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Graph]:
-    """A tiny family's graph behind attention, quantized by rtn4 where that is asked for."""
+    """A tiny family's graph after the phase `attention`, quantized by rtn4 if requested."""
     known: dict[Any, Graph] = {}
 
     def make(name: str, quant: str = "none") -> Graph:
@@ -71,7 +71,7 @@ def prepared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
 
 def divided(graph: Graph, ranks: int, tensors: bool, experts: bool) -> tuple[Graph, dict[str, int]]:
-    """The graph of ranks, fused as it would be, and the counts of the pass."""
+    """The graph divided among ranks, after the phase `fuse`, and the counts of the pass."""
     own = graph.copy()
     [report] = run_passes(own, [DivideAmongRanks(ranks, tensors, experts)], PassContext())
     run_passes(own, pipelines.fuse(), PassContext())
@@ -118,7 +118,7 @@ def test_codes_are_cut_not_made_again(name: str, prepared: Callable[..., Graph])
 
 
 def test_a_norm_over_all_heads_is_of_sums_over_ranks(tiny: Any, tmp_path: Path) -> None:
-    """OLMo 2: q and k are normed over all their heads; also where ranks share heads of keys."""
+    """OLMo 2: q and k are normed over all their heads; also if ranks share key heads."""
     from transformers import Olmo2Config
 
     config = Olmo2Config(
@@ -135,12 +135,12 @@ def test_a_norm_over_all_heads_is_of_sums_over_ranks(tiny: Any, tmp_path: Path) 
         assert difference(interpret(own, IDS), wanted) < 1e-5
         assert counts["columns"] == 15 and not counts.get("kept whole")
         sums = sum(node.target is OPS["all_reduce"].overload for node in own.nodes)
-        assert sums == 1 + 2 * (2 + 2)  # of the words; of o and down, and of the norms of q and k, per layer
+        assert sums == 1 + 2 * (2 + 2)  # looked-up words; per layer o and down, and the norms of q and k
 
 
 def test_keys_that_ranks_share_are_not_chosen_apart(tiny: Any, tmp_path: Path) -> None:
-    """--kv-policy h2o: two heads of keys on four ranks would be scored by a part of their queries: attention stays
-    whole, or on two parts."""
+    """--kv-policy h2o: on four ranks, two key heads would be scored by a part of their queries only; attention is not
+    divided by four."""
     policy = read_eviction("h2o:budget=64,recent=16")
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
     graph = load_graph(tmp_path, 64, policy=policy)
@@ -157,7 +157,7 @@ def test_keys_that_ranks_share_are_not_chosen_apart(tiny: Any, tmp_path: Path) -
 
 
 def test_what_is_cut_covers_the_weights_once(prepared: Callable[..., Graph]) -> None:
-    """The parts of both ranks are the weight, so that a rank's file has half of what is divided."""
+    """The parts of both ranks make up the weight, so that a rank's file has half of each divided weight."""
     graph = prepared("llama")
     own, _ = divided(graph, 2, tensors=True, experts=False)
     whole = sum(prod(weight.shape) for weight in graph.weights.values())
@@ -203,14 +203,14 @@ PLANNED = [
         "granite-multipliers",
     ),
 ]  # fmt: skip
-# where a linear is divided otherwise than transformers plans: three heads cannot be two ranks' (transformers does not
-# ask), and one head of keys is for both ranks' queries
+# linears that are divided differently from transformers' plan: two ranks cannot divide three heads (which transformers
+# does not check), and one key head serves both ranks' queries
 _KEYS = dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "kv"), "whole")
 _HEADS = dict.fromkeys((f"layers.*.self_attn.{name}_proj" for name in "qkvo"), "whole")
 
 
 def _name(case: Any) -> str:
-    """The model of a case, which soak() has wrapped if only soak runs it."""
+    """The model's name of a case, which soak() has wrapped if only soak runs it."""
     return case if isinstance(case, str) else case.values[0]
 
 
@@ -221,8 +221,8 @@ UNLIKE: dict[str, dict[str, str]] = {
 
 
 def unlike_plan(graph: Graph, plan: dict[str, str]) -> dict[str, str]:
-    """The linears of the layers that `base_model_tp_plan` divides and two ranks divide otherwise, and how. Experts are
-    left out: transformers names them in other ways."""
+    """The linears that `base_model_tp_plan` divides and two ranks divide differently, and how. Experts are left out:
+    transformers names them differently."""
     own = graph.copy()
     run_passes(own, [DivideAmongRanks(2, True, False)], PassContext())
     found: dict[str, int] = {}
@@ -241,8 +241,7 @@ def unlike_plan(graph: Graph, plan: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_split_is_that_of_transformers_plan(name: str, prepared: Callable[..., Graph], tiny: Any) -> None:
-    """Each linear of the layers that `base_model_tp_plan` divides is divided, and along the same axis, but for those of
-    UNLIKE."""
+    """Each linear that `base_model_tp_plan` divides is divided along the same axis, except those in UNLIKE."""
     plan = tiny.tiny_configs()[name].base_model_tp_plan
     assert plan and unlike_plan(prepared(name), plan) == UNLIKE.get(name, {})
 
@@ -251,7 +250,7 @@ def test_the_split_is_that_of_transformers_plan(name: str, prepared: Callable[..
 
 
 def local(value: torch.Tensor, cut: Cut, rank: int) -> torch.Tensor:
-    """What a rank has of a value."""
+    """The part of a value on a rank."""
     return value.index_select(cut.axis, torch.tensor(elements(cut.cuts[rank])))
 
 

@@ -15,7 +15,7 @@ def test_lists_and_weights_are_compared() -> None:
 
 
 def test_number_types_differ() -> None:
-    """1 and 1.0 are equal in Python; a product with one of them may have another type."""
+    """1 and 1.0 are equal in Python, but products with them may differ in type."""
 
     def fn(x: Value) -> Value:
         mask = aten.gt.Scalar(x, 0.0)

@@ -1,4 +1,5 @@
-"""Every pass of the pipelines on traced models: numbers kept, verified, and nothing left for a second run."""
+"""Every pass of the pipelines on traced models: numbers do not change, graphs verify, and a second run changes
+nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def load(tiny: ModuleType, family: str, path: Path) -> Graph:
 
 
 def check_pass(item: Pass, graph: Graph, before: torch.Tensor) -> torch.Tensor:
-    """Run it twice; the second run must find nothing to do. Returns the logits afterwards."""
+    """Run a pass twice; the second run must change nothing. Returns the logits afterwards."""
     kept = graph.facts - item.breaks
     report = run_passes(graph, [item], PassContext())[0]
     assert kept <= graph.facts, f"{item.name} breaks {kept - graph.facts} and does not say so"
@@ -76,7 +77,7 @@ def test_what_a_layer_becomes(family: str, tiny: ModuleType, tmp_path: Path) -> 
 @pytest.mark.parametrize("method", ["none", "rtn4", "awq4", "gptq4"])
 @pytest.mark.parametrize("layers", [0, 1])
 def test_the_pipeline_keeps_its_order(method: str, layers: int) -> None:
-    """As the driver runs the phases, and with what the lowering needs at the end."""
+    """The phases run in the driver's order, and the result has the facts that lowering requires."""
     phases = [
         pipelines.canonicalize(),
         pipelines.quantize(method, "int8", (), ()),

@@ -1,4 +1,4 @@
-"""evict: which attention gives tokens up, and what cannot have it."""
+"""evict: the attention layers that evict tokens, and the models that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES = {"cos": "f32[64, 8]", "sin": "f32[64, 8]"}
 
 
 def run(fn: object, policy: Eviction | None = POLICY, **inputs: str) -> Graph:
-    """The graph after two runs, of which the second finds nothing to do."""
+    """The graph after two runs; asserts that the second changes nothing."""
     graph = trace(fn, positions="", q="f32[T, 4, 8]", k="f32[T, 2, 8]", **inputs)  # type: ignore[arg-type]
     first, second = (run_passes(graph, [Evict(policy)], PassContext())[0] for _ in range(2))
     assert first.modified and not second.modified
@@ -50,7 +50,7 @@ def test_refuses_what_has_windows_alone() -> None:
 
 
 def test_refuses_positions_outside_of_attention() -> None:
-    """Learned ones, or rotary embedding of a part of keys that the kernel does not rotate (latent caches)."""
+    """Learned positions, or rotary embedding of a part of the keys that the kernel does not rotate (latent caches)."""
 
     def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value, table: Value) -> Value:
         return paged(q + icc.embedding.default(positions, table).view(-1, 1, 8), k, positions, cos, sin, 0)
@@ -74,7 +74,7 @@ def test_refuses_to_choose_where_places_tell_distances_or_layers_share() -> None
 
 
 def test_distances_are_those_of_a_cache_without_gaps() -> None:
-    """The reference is the model itself on what is kept, at positions 0, 1, 2 .. (the paper's definition)."""
+    """The reference is the model itself on the kept tokens, at positions 0, 1, 2 .. (the paper's definition)."""
     torch.manual_seed(0)
     q, k, v = torch.randn(60, 4, 8), *torch.randn(2, 60, 2, 8)
     angles = torch.outer(torch.arange(64.0), 0.3 ** torch.arange(4)).repeat(1, 2)

@@ -1,4 +1,4 @@
-"""What --explain knows by name before any pass is imported is what passes and rules are called."""
+"""The names that --explain accepts before any pass is imported are those of the passes and rules."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_several_sources() -> None:
 
 
 def test_the_values_are_not_computed() -> None:
-    """A compile streams: the folded weight loads its source when it is loaded."""
+    """A compile streams weights: a folded weight loads its source only when it is loaded itself."""
     loads: list[int] = []
 
     class Counting(Constant):
@@ -53,7 +53,7 @@ def test_token_values_stay() -> None:
 
 
 def test_blocks_that_a_product_turns_and_turns_back_stay_as_they_are() -> None:
-    """x @ w.T of a matrix that the checkpoint has in blocks, as Falcon's layers write it."""
+    """x @ w.T with a matrix that the checkpoint stores in blocks, as Falcon's layers write it."""
     parts = {
         "codes": torch.zeros(8, 32, dtype=torch.uint8),
         "scales": torch.ones(8, 2),

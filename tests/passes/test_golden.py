@@ -1,8 +1,8 @@
 """The golden texts of golden/<pass>/: `icc opt` prints each file as it is.
 
 A file holds a comment, the graph before, the passes, the graph after, how often each rewrite was applied and why others
-were not. The command also compares the logits before and after within what the passes allow, and runs each pass twice.
-When a pass or the printer is meant to change, write them anew and review the diff like code:
+were refused. The command also compares the logits before and after within what the passes allow, and runs each pass
+twice. After an intended change of a pass or the printer, write the files again and review the diff like code:
 
     EXPECTTEST_ACCEPT=1 python -m pytest tests/passes/test_golden.py
 """
@@ -22,8 +22,8 @@ from icc.passes.registry import PASSES, parse_passes
 
 FOLDER = Path(__file__).with_name("golden")
 CASES = sorted(FOLDER.glob("*/*.txt"))
-# heads are weights of another checkpoint; the calibrated ones have no golden numbers on every machine; no text has
-# weights whose columns are stored in another order; a rotation changes the weights of a whole model, not the text
+# heads are weights of another checkpoint; calibrated passes give different numbers on each machine; text cannot express
+# reordered columns of weights; a rotation changes the weights of a whole model, not the text
 NOT_TEXT = {
     "insert-medusa-heads", "quantize-auto", "quantize-awq", "quantize-gptq", "quantize-smooth", "rotate",
     "sort-columns",

@@ -1,4 +1,4 @@
-"""insert-adapters: where there is room, what is computed there, and that folded scales reach adapters."""
+"""insert-adapters: where adapter slots are inserted, what they compute, and that folded scales reach adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def with_room(graph: Graph, slots: AdapterSlots) -> Graph:
 
 
 def fill(graph: Graph, slot: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A random adapter in a slot of all pools: what it adds to each weight of the checkpoint."""
+    """Put a random adapter into a slot of all pools; returns its change of each weight of the checkpoint."""
     random = torch.Generator().manual_seed(seed)
     changes: dict[str, torch.Tensor] = {}
     for site in graph.sites:
@@ -65,7 +65,7 @@ def fill(graph: Graph, slot: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def added(graph: Graph, changes: dict[str, torch.Tensor]) -> Graph:
-    """The graph with the changes in its own weights."""
+    """A copy of the graph with the changes added to its weights."""
     merged = graph.copy()
     for name in list(merged.weights):
         if (change := changes.get(name.split("#")[0])) is not None:
@@ -81,7 +81,7 @@ FAMILIES = [
     "llama", "gemma3", "qwen3_moe", "mixtral", "gpt2", "phi3", "gpt_neox", "lfm2-short_convolutions",
     "qwen3_next-delta_rule", "bamba-state_space", "deepseek_v3-latent_grouped_routing", "cohere-interleaved_rotary",
 ]  # fmt: skip
-# what is special of these are not the products, which is where adapters are
+# their special features are outside the products, to which adapters add
 RARE = ("deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "cohere-interleaved_rotary", "gpt_neox")
 
 
@@ -90,7 +90,7 @@ def test_as_if_the_change_were_in_the_weights(family: str, tiny: ModuleType, tmp
     graph = canonical(tiny, family, tmp_path / "model")
     adapted = with_room(graph, AdapterSlots(2, RANK))
     before = interpret(graph, IDS)
-    assert torch.equal(interpret(adapted, IDS), before)  # nothing is there, and nobody asks for it
+    assert torch.equal(interpret(adapted, IDS), before)  # no adapter is loaded, and no row uses one
     one, two = fill(adapted, 0), fill(adapted, 1, seed=5)
     assert set(one) <= {name.split("#")[0] for name in graph.weights}
     assert torch.equal(interpret(adapted, IDS), before)
@@ -101,7 +101,7 @@ def test_as_if_the_change_were_in_the_weights(family: str, tiny: ModuleType, tmp
 
 
 def test_each_row_has_its_own(tiny: ModuleType, tmp_path: Path) -> None:
-    """Rows without an adapter in front are the model's own: an aLoRA begins anywhere."""
+    """Rows without an adapter before those with one are the base model's: an aLoRA begins anywhere."""
     graph = canonical(tiny, "llama", tmp_path / "model")
     adapted = with_room(graph, AdapterSlots(1, RANK))
     fill(adapted, 0)

@@ -1,4 +1,5 @@
-"""insert-draft-layer: taps behind layers, what makes one hidden state of them, and a vocabulary of the layer's own."""
+"""insert-draft-layer: taps after layers, their projection to one hidden state, and a separate vocabulary of the draft
+layer."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ TAPS = Taps((1, 3, 4), Constant(PROJECTION), tuple(Constant(norm) for norm in NO
 
 
 def layer(x: Value, number: int, w: Value) -> Value:
-    """Attention and a residual product, as a layer of a model would be traced."""
+    """Attention and a residual product, as a model's layer would be traced."""
     heads = icc.rms_norm.default(x, w, 1e-5).view(-1, 2, 4)
     x = x + attention(heads, heads, heads, AttentionSpec(number, 0.5)).view(-1, 8)
     x = x + torch.ops.aten.tanh.default(x)
@@ -36,7 +37,7 @@ def layer(x: Value, number: int, w: Value) -> Value:
 
 
 def model(layers: int, hidden: bool = False) -> Graph:
-    """A model, or what lies behind its layers."""
+    """The graph of a model, or of its hidden states after the layers."""
 
     def fn(x: Value, w: Value, norm: Value, head: Value) -> Value:
         for number in range(layers):
@@ -59,7 +60,7 @@ LAYER = DraftLayer(drafter(), TAPS, VOCABULARY, normed=False)
 
 
 def test_taps_lie_behind_the_layers() -> None:
-    """Behind the last one, too, and before the norm there; each is normed, and the product is of all."""
+    """Also after the last layer, before the final norm; each tap is normed, and the projection reads all."""
     graph = apply(InsertDraftLayer(LAYER), model(4)).graph
     parts = [interpret(model(layers, hidden=True), IDS) for layers in TAPS.layers]
     normed = [torch.nn.functional.rms_norm(x, (8,), norm, 1e-5) for x, norm in zip(parts, NORMS, strict=True)]
@@ -79,7 +80,8 @@ def test_joined_taps_may_be_normed() -> None:
 
 @pytest.mark.parametrize("normed", [False, True])
 def test_logits_are_spread_over_the_models_tokens(normed: bool) -> None:
-    """Tokens that the layer does not know cannot be guessed; it goes on from its hidden state, normed or not."""
+    """Tokens outside the layer's vocabulary cannot be guessed; a chain continues from its hidden state, normed or
+    not."""
     graph = apply(InsertDraftLayer(replace(LAYER, normed=normed)), model(4)).graph
     extras = {DRAFT_HIDDEN: random("hidden", [len(IDS), 8])}
     found, own = interpret_outputs(graph, IDS, extras), interpret(drafter(), IDS, extras=extras)
@@ -115,7 +117,7 @@ def test_refusals() -> None:
 
 
 def test_tokens_of_the_nearest_clusters_are_guessed() -> None:
-    """Four clusters of four tokens, of which each row scores those of two."""
+    """Four clusters of four tokens; each row scores the tokens of two clusters."""
     of, centroids = torch.arange(16) % 4, random("centroids", [4, 8])
     whole = DraftLayer(drafter(16), TAPS)
     some = replace(whole, clusters=Clusters(Constant(centroids), of, 2))

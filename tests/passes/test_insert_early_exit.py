@@ -17,7 +17,7 @@ from icc.passes.speculate.insert_early_exit import InsertEarlyExit
 
 
 def layer(x: Value, number: int, w: Value) -> Value:
-    """Attention and a residual product, as a layer of a model would be traced."""
+    """Attention and a residual product, as a model's layer would be traced."""
     heads = icc.rms_norm.default(x, w, 1e-5).view(-1, 2, 4)
     x = x + attention(heads, heads, heads, AttentionSpec(number, 0.5)).view(-1, 8)
     x = x + aten.tanh.default(x)

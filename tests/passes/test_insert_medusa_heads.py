@@ -76,7 +76,7 @@ graph(%token_ids: i64[T]):
 
 
 def expected(heads: Sequence[Head], ranks: int) -> torch.Tensor:
-    """The heads by hand, [T, heads, ranks]."""
+    """The tokens [T, heads, ranks] of the heads, computed by hand."""
     x = torch.nn.functional.rms_norm(random("x", (16, 8))[IDS], (8,), random("w", (8,)), 1e-5)
     found = []
     for one in heads:
@@ -101,7 +101,7 @@ def test_numbers(kind: str) -> None:
 
 
 def test_selected_rows_and_the_pipeline_keep_the_drafts() -> None:
-    """Behind the logit rows, and through every later pass."""
+    """After select-logit-rows, and through every later pass."""
     heads = (head(0, 2, True), head(1, 2, True))
     graph = trace(model, **INPUTS)
     run_passes(graph, [InsertMedusaHeads(heads, ranks=4)], PassContext())

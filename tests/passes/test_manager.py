@@ -31,7 +31,7 @@ def graph() -> Graph:
 
 @dataclass(frozen=True)
 class Spoil(Pass):
-    """Gives the output a wrong type."""
+    """A pass that gives the output a wrong type."""
 
     name: ClassVar[str] = "spoil"
 
@@ -50,7 +50,7 @@ def test_requirements_are_checked_before_the_pass() -> None:
 
 @dataclass(frozen=True)
 class Claim(Pass):
-    """Says that it leaves no two equal calls, and does nothing."""
+    """A pass that claims to leave no two equal calls, and does nothing."""
 
     name: ClassVar[str] = "claim"
     ensures: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
@@ -70,7 +70,7 @@ def test_the_order_of_passes_is_checked_without_a_graph() -> None:
     with pytest.raises(PassError, match=r"'paged-attention' requires rope, which no earlier pass ensures"):
         check_order([PositionTables(), PagedAttention()])
     assert check_order([PositionTables(), RecognizeRope(), PagedAttention()]) >= {Fact.PAGED, Fact.ROPE}
-    with pytest.raises(PassError, match=r"'recognize-norms' requires unique"):  # folding views is needed again
+    with pytest.raises(PassError, match=r"'recognize-norms' requires unique"):  # views must be folded again
         check_order([FoldConstants(), EliminateCommon(), Simplify(), RecognizeNorms()])
 
 

@@ -1,4 +1,4 @@
-"""`icc opt` and the names of passes: what it prints, what it compares, and what it refuses."""
+"""`icc opt` and the names of passes: its output, its comparison of logits, and its refusals."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_names_are_those_of_the_passes() -> None:
 
 
 class Doubled(Pass):
-    """Doubles the logits, every time."""
+    """A pass that doubles the logits every time."""
 
     name = "doubled"
 

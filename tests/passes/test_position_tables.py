@@ -29,7 +29,7 @@ def test_learned_positions_with_an_offset() -> None:
 
 
 def test_moves_stay_in_the_graph() -> None:
-    """The table is taken before views, so that one table serves several readers."""
+    """The table is built before views, so that one table serves several readers."""
 
     def fn(positions: Value, x: Value) -> Value:
         row = aten.cos.default(convert(positions, torch.float32).view(-1, 1))

@@ -90,7 +90,7 @@ def test_refuses_a_scale_that_differs_between_heads() -> None:
 
 
 def test_refuses_a_shift_that_is_a_token_value() -> None:
-    """Its scale is taken; the residual addition is left to fuse-add-norm."""
+    """The norm with its scale is recognised; the residual addition is left to fuse-add-norm."""
     graph = trace(LAYER_FORMS["scale and shift"], x="f32[T, 8]", w="f32[8]", b="f32[T, 8]")
     run_passes(graph, [EliminateCommon()], PassContext())
     done = apply(RecognizeNorms(), graph)
@@ -99,7 +99,7 @@ def test_refuses_a_shift_that_is_a_token_value() -> None:
 
 
 def test_not_a_norm() -> None:
-    """The root of another value's mean square."""
+    """The root mean square is that of another value."""
 
     def fn(x: Value, y: Value) -> Value:
         return x * rsqrt(mean(y * y) + EPS)

@@ -22,7 +22,7 @@ def rotate_pairs(x: Value, heads: int = 3, dim: int = 8, axis: int = 2) -> Value
 
 
 def repeat_pairs(row: Value, dim: int = 8) -> Value:
-    """Each of the first half's values twice."""
+    """Each value of the first half, twice."""
     half = row.view(-1, 1, dim).slice(2, 0, dim // 2).view(-1, 1, dim // 2, 1)
     return aten.expand.default(half, [-1, 1, dim // 2, 2]).view(-1, 1, dim)
 

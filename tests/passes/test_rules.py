@@ -1,4 +1,4 @@
-"""The rule language: what patterns match, and how refusals are told."""
+"""The rule language: what patterns match, and how refusals are reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_views_are_looked_through() -> None:
 
 
 class Small(Rule):
-    """A product with a small number vanishes; others are refused."""
+    """A rule that drops a product with a small number and refuses others."""
 
     name = "small"
     pattern = call(aten.mul.Tensor, X, C)

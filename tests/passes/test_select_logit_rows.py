@@ -14,7 +14,7 @@ def attend(x: Value) -> Value:
 
 
 def check_rows(done: Applied) -> None:
-    """Any rows in any order are the rows of the whole."""
+    """Check that any selected rows in any order are those of the whole logits."""
     whole, rows = interpret(done.graph, IDS), [5, 0, 5, 8]
     assert difference(whole[rows], interpret(done.graph, IDS, rows)) < 1e-6
 

@@ -1,4 +1,4 @@
-"""sequence: the bits of whole sums, in lockstep, where rows of others are no numbers; what stays whole."""
+"""sequence: bit-equal to whole sums, in lockstep, with other ranks' rows poisoned; sums that stay whole."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MORE = [
     "mixtral", "gpt2", "gpt_oss", "deepseek_v3-latent_grouped_routing", "qwen3_next-delta_rule", "bamba-state_space",
     "jamba-selective_scan", "lfm2-short_convolutions", "falcon-written_out_mqa", "phi3", "opt", "gpt_neox", "gemma2",
 ]  # fmt: skip
-# Their values would be gathered more often than sums are divided: two norms read each sum, or four ranks cannot divide
-# some layers, and every rank computes them whole.
+# Values would be gathered more often than sums are divided: two norms read each sum, or four ranks cannot divide some
+# layers, which every rank then computes whole.
 WHOLE = {
     ("gpt_neox", 2), ("gpt_neox", 4), ("qwen3_next-delta_rule", 4), ("bamba-state_space", 4),
     ("falcon-written_out_mqa", 4),
 }  # fmt: skip
-ODD = "-odd_sizes"  # of which two ranks can divide the words alone
+ODD = "-odd_sizes"  # two ranks can divide only the embedding
 
 
 @pytest.fixture(scope="module")
 def divided(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Graph]:
-    """A tiny family's graph, divided among ranks."""
+    """A function that gives a tiny family's graph divided among ranks."""
     known: dict[str, Graph] = {}
 
     def make(name: str, ranks: int) -> Graph:
@@ -67,7 +67,7 @@ def count(graph: Graph, op: str) -> int:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", *soak(*MORE)])
 def test_the_bits_of_whole_sums(name: str, divided: Callable[[str, int], Graph]) -> None:
-    """11 rows on 2 and 4 ranks: unevenly many each. Fused, too; a second run finds nothing."""
+    """11 rows on 2 and 4 ranks: bit-equal with unequal parts, also after fusion; a second run changes nothing."""
     for ranks in (2, 4):
         graph = divided(name, ranks)
         wanted = interpret(graph, IDS)
@@ -83,7 +83,7 @@ def test_the_bits_of_whole_sums(name: str, divided: Callable[[str, int], Graph])
 
 
 def test_a_decoder_gathers_twice_per_layer(divided: Callable[[str, int], Graph]) -> None:
-    """In front of attention's and of the block's products, and once for the logit rows; no sum stays whole."""
+    """Before the products of attention and of the MLP, and once for the logit rows; no sum stays whole."""
     graph = divided("llama", 2)
     own, report = by_rows(graph)
     assert count(graph, "all_reduce") == 5 == report.counts["sums by rows"] and not count(own, "all_reduce")
@@ -91,8 +91,8 @@ def test_a_decoder_gathers_twice_per_layer(divided: Callable[[str, int], Graph])
 
 
 def test_looked_up_words_alone_stay_a_sum(divided: Callable[[str, int], Graph]) -> None:
-    """Where nothing but the embedding is divided, its rows would be gathered for the norm and for the next layer's sum
-    again: one whole sum is less."""
+    """If only the embedding is divided, its rows would be gathered for the norm and again for the next layer's sum: one
+    whole sum costs less."""
     graph = divided("llama" + ODD, 2)
     assert count(graph, "all_reduce") == 1
     own, context = graph.copy(), PassContext()

@@ -14,7 +14,7 @@ ORDER = torch.randperm(32, generator=torch.Generator().manual_seed(3))
 
 
 def given(seed: int, n: int, k: int) -> GivenRows:
-    """A matrix of a checkpoint."""
+    """A random quantized matrix of a checkpoint, with permuted columns."""
     form, rng = grouped(4, 16), torch.Generator().manual_seed(seed)
     parts = {
         "codes": torch.randint(0, 16, (n, k), generator=rng, dtype=torch.uint8),
@@ -77,7 +77,7 @@ def test_refuses_halves_that_overlap_and_what_is_no_result_of_a_layer() -> None:
 
 
 def of_experts(seed: int, n: int, k: int, parts: int) -> SortedColumns:
-    """Matrices of three experts, each part of each in an order of its own."""
+    """Matrices of three experts; each part of each has its own order of columns."""
     own = [given(seed + e, n, k).parts() for e in range(3)]
     joined = {name: torch.stack([part[name] for part in own]) for name in own[0]}
     whole = GivenRows((PackedWeight.pack(joined, grouped(4, 16), (3, n, k)),))
@@ -89,7 +89,7 @@ def of_experts(seed: int, n: int, k: int, parts: int) -> SortedColumns:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_experts_each_in_an_order_of_its_own(parts: int) -> None:
-    """Rows of gate and up are as down wants them; who reads x gets it in each expert's order."""
+    """Rows of gate and up have the order of down's columns; x is permuted for each expert."""
 
     def fn(x: Value, both: Value, bias: Value, w: Value, picked: Value) -> Value:
         index = icc.topk.default(linear(x, picked, None), 2, True)[1]

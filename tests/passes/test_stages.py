@@ -1,4 +1,4 @@
-"""stages: graphs cut into parts that follow each other, in lockstep; where they are cut; who runs a program's steps."""
+"""stages: graphs cut into consecutive parts, in lockstep; the places of cuts; the rank of each step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MORE = [
 
 @pytest.fixture(scope="module")
 def prepared(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Graph]:
-    """A tiny family's graph behind attention."""
+    """A function that gives a tiny family's graph after the phase `attention`."""
     known: dict[str, Graph] = {}
 
     def make(name: str) -> Graph:
@@ -68,8 +68,8 @@ def lowered(graph: Graph) -> Program:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *soak(*MORE)])
 def test_stages_in_lockstep_give_the_bits_of_one_rank(name: str, prepared: Callable[..., Graph]) -> None:
-    """What a stage is not given is no number in the interpreter. Each cache and each weight is of one rank, but for
-    what is tied; no step is left out, and none runs twice but what positions alone decide."""
+    """In the interpreter, values that a stage does not receive are NaN. Each cache and each weight belongs to one rank,
+    except tied weights; every step runs, and only steps over positions alone run twice."""
     graph = prepared(name)
     wanted = interpret(graph, IDS)
     own, report = cut(graph, 2)
@@ -99,7 +99,7 @@ def _fused(graph: Graph) -> Graph:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *soak(*MORE)])
 def test_stages_of_several_ranks_in_lockstep(name: str, prepared: Callable[..., Graph]) -> None:
-    """Each stage is divided among two ranks, which give what crosses to their counterparts: the bits of two ranks."""
+    """Each stage is divided among two ranks, which pass values on to their counterparts: bit-equal to two ranks."""
     graph = prepared(name).copy()
     run_passes(graph, [DivideAmongRanks(2, True, True)], PassContext())
     wanted = interpret(graph, IDS)
@@ -119,7 +119,7 @@ def test_one_value_crosses_between_layers(prepared: Callable[..., Graph]) -> Non
 
 
 def test_stages_are_of_like_cost(prepared: Callable[..., Graph]) -> None:
-    """Costs that are given decide where the cut is: behind the first product, or before the last."""
+    """The given costs decide the cut: after the first product, or before the last."""
     graph = prepared("llama")
     products = [node for node in graph.nodes if "linear" in str(node.target)]
     for heavy, stage in ((products[0], 0), (products[-1], 1)):

@@ -26,7 +26,7 @@ OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=16)
 
 
 def optimize(graph: Graph) -> Graph:
-    """The phases that every compile runs."""
+    """Run the phases of every compile on the graph; returns it."""
     for phase in (pipelines.canonicalize, pipelines.attention, pipelines.fuse):
         run_passes(graph, phase(), PassContext())
     return graph
@@ -76,7 +76,7 @@ def run_lowered(
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
     batch = IccBatch(**sizes, **addresses, logits=logits.ctypes.data)
     views = (IccBatch * groups)(*[batch] * groups)
-    last = np.array([-1] * (tokens - 1) + [0], np.int32)  # the block that gets the state behind the last token
+    last = np.array([-1] * (tokens - 1) + [0], np.int32)  # the block that gets the state after the last token
     for view, group in zip(views, program.kv.groups, strict=True):
         if group.holds_states:
             view.slot_mapping = last.ctypes.data

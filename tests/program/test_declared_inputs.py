@@ -1,5 +1,5 @@
-"""Declared inputs under the ops that there are: sums, products, gathers and slices of rows of every type that they can
-be given in, on both back ends, against the reference."""
+"""Declared inputs in existing ops: sums, products, gathers and slices of rows of every allowed type, on both back ends,
+against the reference."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def given(dtype: str) -> tuple[dict[str, Tensor], dict[str, bytes]]:
 
 
 def test_calibration_has_nothing_for_them() -> None:
-    """Many sequences at once, as calibration and measurements run them: every row is filled."""
+    """Calibration and measurements run many sequences at once without these inputs: every row has its fill value."""
     wanted = interpret(graph("bf16"), IDS)
     [found] = logits_of(graph("bf16"), [IDS])
     assert torch.equal(found, wanted)

@@ -1,4 +1,4 @@
-"""Whole graphs lowered: shape ops through the library, kernels kept once, weights shared, logits in place."""
+"""Whole graphs lowered: shape ops through the library, equal kernels stored once, weights shared, logits in place."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_softcapped_logits_are_written_in_place(tiny: ModuleType, tmp_path: Path
 
 
 def test_a_program_with_an_infinity_is_read_as_it_was_written() -> None:
-    """JSON has none; a router that masks its best expert writes -inf."""
+    """JSON has no infinities, but a router that masks its best expert writes -inf."""
 
     def mask(x: Value) -> Value:
         best = icc.topk.default(x, 1, False)[1]
@@ -121,7 +121,7 @@ def test_linears_share_the_quantized_activation() -> None:
 
 
 def test_kv_layers_have_no_gaps() -> None:
-    """A pass may remove an attention layer whose value nobody reads."""
+    """A pass may remove an attention layer whose value is unused."""
 
     def fn(q: Value, positions: Value) -> Value:
         first = attention(q, q, q, AttentionSpec(1, 0.5))

@@ -1,4 +1,4 @@
-"""The memory plan: no two living buffers overlap."""
+"""The memory plan: no two live buffers overlap."""
 
 from __future__ import annotations
 

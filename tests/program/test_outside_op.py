@@ -1,5 +1,5 @@
-"""An op that icc does not know, with its step, its lowering and a kernel per back end, all defined here: it works on
-every back end without a change in the product."""
+"""An op that icc does not know, with its step, its lowering and a kernel per back end, all defined here, works on every
+back end without a change of icc."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from icc.runtime.format.plan import extent
 from run_lowered import lower_graph, optimize, run_lowered
 from torch import Tensor, fx
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about NaN and infinities
 
 
 @op(Traits(), namespace="outside")
@@ -83,7 +83,7 @@ def lower_tilted(low: Lowerer, node: fx.Node) -> Placed:
 
 
 class TiltedParams(KernelParams[Tilted]):
-    """On a CPU."""
+    """The kernel for CPUs."""
 
     def source(self) -> str:
         s = self.step
@@ -97,7 +97,7 @@ class TiltedParams(KernelParams[Tilted]):
 
 @dataclass(frozen=True)
 class TiltedKernel(StepKernel[Tilted]):
-    """On a GPU."""
+    """The kernel for GPUs."""
 
     entry: ClassVar[str] = "tilted"
 
@@ -144,7 +144,7 @@ def test_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_in_an_interpreted_plan() -> None:
-    """Logits of a prompt, and of as many sequences that decode."""
+    """Logits of a prompt, and of as many decoding sequences."""
     for logits in interpreted_steps(graph(), 9, TARGETS["h100"]).values():
         assert difference(interpret(graph(), range(9)), logits) < 1e-5
 
@@ -159,12 +159,12 @@ def test_its_kernel_is_checked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def replaced(spec: LaunchSpec) -> LaunchSpec:
-    """With a slope that stops at column 1."""
+    """The launch with a wrong kernel, whose slope ends at column 1."""
     return replace(spec, source=spec.source.replace("* at", "* tl.minimum(at, 1)"))
 
 
 def test_what_fusion_draws_is_checked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, a weight of one row's shape, a number; and instructions that are not the reference."""
+    """Operands: rows, a weight of one row's shape, a number; then instructions that differ from the reference."""
     x = torch.tensor([[0.5, -2.0, float("nan")], [3.0, -0.0, -float("inf")]])
     check_triton_op(ramped, [(x, torch.tensor([1.0, 2.0, 3.0]), 0.5), (x, x, 0.0)])
     monkeypatch.setattr(ramped, "instructions", lambda body, x, w, low: body("mul", body("add", x, low), w))

@@ -1,4 +1,4 @@
-"""Shape ops as arithmetic on strides: what Placed describes is what torch computes."""
+"""Shape ops as arithmetic on strides: Placed describes the same elements that torch computes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_view(data: st.DataObject, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def step(data: st.DataObject, placed: Placed, value: Tensor) -> tuple[Placed, Tensor]:
-    """One random shape op on both; a view that needs a copy is left out, as the lowering copies there."""
+    """Apply one random shape op to both; views that need a copy are skipped, because the lowering copies there."""
     shape, rank = placed.shape, len(placed.shape)
     kind = data.draw(st.sampled_from(["view", "permute", "slice", "expand"]))
     if kind == "view":
@@ -57,7 +57,7 @@ def step(data: st.DataObject, placed: Placed, value: Tensor) -> tuple[Placed, Te
 
 
 def _viewable(value: Tensor, target: tuple[int, ...]) -> bool:
-    """Whether torch can view one row so."""
+    """Whether torch can view one row in that shape."""
     try:
         value[0].view(target)
     except RuntimeError:

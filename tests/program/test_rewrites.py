@@ -1,6 +1,7 @@
-"""The rewrites of steps: what each makes of a small program as text, what it leaves, and what a second run finds.
+"""The rewrites of steps: the text of a small program after each rewrite, the steps that it does not change, and the
+result of a second run.
 
-What the rewritten steps compute is held by the plans that are interpreted against the reference (tests/triton).
+The results of rewritten steps are tested by interpreting plans against the reference (tests/triton).
 """
 
 # ruff: noqa: E501 (steps have a line each)
@@ -99,12 +100,12 @@ graph(%token_ids: i64[T], %positions: i64[T] < 24, %logit_rows: i64[L]):
 
 
 def gated(half: int) -> str:
-    """Two linears in one, of `half` columns each, both with a change."""
+    """A graph with two linears merged into one, of `half` columns each, both with an adapter's change."""
     return GATED.replace("HALF", str(half)).replace("WHOLE", str(2 * half))
 
 
 def text_after(graph: str, *rewrites: StepRewrite, target: str = "h100") -> str:
-    """The steps of a graph for an H100 or another target, after these rewrites."""
+    """The text of a graph's steps for an H100 or another target, after these rewrites."""
     found: list[str] = []
     options = LowerOptions("bf16", backend_for(find_target(target), "bf16").profile, block_size=16)
     lower(parse_graph(graph), options, lambda report, program: found.append(steps_text(program)), rewrites)
@@ -171,7 +172,7 @@ def test_join_adapters() -> None:
 
 
 def added(graph: str) -> str:
-    """The steps of a graph for CPUs after add-changes."""
+    """The text of a graph's steps for CPUs after add-changes."""
     return text_after(graph, find_rewrite("add-changes"), target="cpu")
 
 
@@ -213,10 +214,10 @@ def test_add_changes() -> None:
     ("part", "instead"),
     [
         ('"t0 = add a0 a1")', '"t0 = mul a0 a1")'),  # no sum
-        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a0")'),  # that reads the product alone, too
-        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a1")'),  # or the change
+        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a0")'),  # the product is also read alone
+        ('"t0 = add a0 a1")', '"t0 = add a0 a1; t1 = mul t0 a1")'),  # the change is also read alone
         ("@bias: f32[4, 64]", "None"),
-        ("%7, %logit_rows)", "%6, %logit_rows)"),  # the product goes on without it
+        ("%7, %logit_rows)", "%6, %logit_rows)"),  # the output reads the product without it
         ("%7, %logit_rows)", "%5, %logit_rows)"),
     ],
 )
@@ -283,7 +284,7 @@ def test_opt_refuses_what_a_target_has_no_use_for(tmp_path: Path) -> None:
 
 
 class LosesAStep(FuseEpilogues):
-    """A rewrite that loses the step which makes what others read."""
+    """A rewrite that removes a step whose output others read."""
 
     name = "loses-a-step"
 

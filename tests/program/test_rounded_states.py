@@ -1,4 +1,5 @@
-"""--state-cache bf16: matrices take half the memory, what else is kept stays, and who has none is told."""
+"""--state-cache bf16: matrices take half the memory, other states do not change, and models without matrices are
+refused."""
 
 from __future__ import annotations
 

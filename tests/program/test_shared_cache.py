@@ -39,7 +39,7 @@ def test_one_cache_is_written_once_and_read_twice(tmp_path: Path) -> None:
     lowered = lower_graph(optimize(graph))
     program = lowered.program
     [group] = program.kv.groups
-    assert len(group.layers) == 3 and group.keeps == "all"  # the longer of what two layers read
+    assert len(group.layers) == 3 and group.keeps == "all"  # the longer of the ranges that two layers read
     steps = [(step.op, step.layer) for step in program.steps if step.op in ("kv_write", "attention")]
     assert [layer for op, layer in steps if op == "kv_write"] == [0, 1, 2]
     assert [layer for op, layer in steps if op == "attention"] == [0, 0, 1, 2]

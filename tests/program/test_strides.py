@@ -14,7 +14,7 @@ SHAPES = st.lists(st.integers(1, 4), max_size=5).map(tuple)
 
 
 def addresses(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
-    """Of all elements, in row-major order."""
+    """The addresses of all elements, in row-major order."""
     return [sum(i * s for i, s in zip(at, strides, strict=True)) for at in product(*map(range, shape))]
 
 
@@ -66,7 +66,7 @@ def test_a_view_has_the_addresses_of_what_it_views(
     wanted = addresses(shape, strides)
     if found is not None:
         assert addresses(target, found) == wanted
-    else:  # none at all: the first steps along both axes decide the strides
+    else:  # no strides fit: the first steps along both axes would decide them
         row, column = (wanted[target[1]] if rows > 1 else 0), (wanted[1] if target[1] > 1 else 0)
         assert addresses(target, (row, column)) != wanted
 

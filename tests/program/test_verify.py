@@ -1,4 +1,5 @@
-"""The lowered stage: a program of a real model keeps its rules, and every broken rule is told with where it is."""
+"""The lowered stage: the program of a real model satisfies its rules, and every broken rule is reported with its
+place."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ def accepts(step: Any) -> str:
 
 
 def number(program: Program, op: str) -> int:
-    """Of the first step of an op."""
+    """The index of the first step of an op."""
     return next(i for i, step in enumerate(program.steps) if step.op == op)
 
 
 def with_step(program: Program, op: str, **changes: Any) -> Program:
-    """One step changed, and its kernel left as it is."""
+    """The program with fields of one step changed, but not its kernel."""
     at = number(program, op)
     steps = list(program.steps)
     steps[at] = replace(steps[at], **changes)
@@ -50,13 +51,13 @@ def with_step(program: Program, op: str, **changes: Any) -> Program:
 
 
 def moved(program: Program, op: str, operand: str, **changes: Any) -> Program:
-    """One operand changed."""
+    """The program with fields of one operand changed."""
     found = program.steps[number(program, op)].operands[operand]
     return with_step(program, op, **{operand: replace(found, **changes)})
 
 
 def overlapping(program: Program) -> Program:
-    """The result of the product and its operand in one place."""
+    """The program with the product's result in the memory of its operand."""
     step = program.steps[number(program, "linear")].operands
     place = next(b.offset for b in program.buffers if b.name == step["x"].name)
     return replace(
@@ -69,7 +70,7 @@ def buffers(program: Program, **changes: Any) -> Program:
 
 
 def with_section(program: Program, **changes: Any) -> Program:
-    """A section that runs behind a step, of all steps but the first two."""
+    """The program with a section of all steps except the first two."""
     found = Section("late", 2, len(program.steps))
     return replace(program, sections=[replace(found, **changes)])
 
@@ -149,7 +150,7 @@ def test_every_step_needs_a_kernel(program: Program) -> None:
 
 
 def planned(program: Program) -> LaunchPlan:
-    """One launch per kernel, of all its operands."""
+    """A plan with one launch per kernel, of all its operands."""
     calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
     one = Extent(1)
     launches = {

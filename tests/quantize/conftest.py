@@ -59,7 +59,7 @@ class Builder:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tensors are tiny here; threads only get in each other's way."""
+    """One thread: tensors are tiny here, and more threads would only slow each other down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -96,7 +96,7 @@ FAMILIES = ("llama", "gemma2", "opt", "gpt2", "mixtral")
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a tiny random checkpoint of a family, whose norm weights are not all one."""
+    """The directory of a tiny random checkpoint of a family, with norm weights that are not all one."""
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:

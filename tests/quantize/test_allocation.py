@@ -1,4 +1,4 @@
-"""Bytes are spent where they help most, and never more of them than there are."""
+"""Bytes are spent where they help most, and never more than the budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMS = [mixed("n", bits, 32, 96) for bits in (2, 3, 4)]
 
 
 def curves(count: int, seed: int) -> list[Curve]:
-    """Weights of several sizes and sensitivities, whose damage falls with bytes, not quite convexly."""
+    """Weights of several sizes and sensitivities, whose damage falls with bytes, not always convexly."""
     source = random.Random(seed)
     found = []
     for number in range(count):
@@ -40,7 +40,7 @@ def test_near_the_best_of_all_choices(seed: int) -> None:
         got = allocate(found, budget + 100, fixed=100)
         assert got.nbytes <= budget + 100
         assert got.damage <= best(found, budget) * 1.3 + 1e-9
-        for option in range(4):  # no uniform choice that fits is better
+        for option in range(4):  # no uniform choice within the budget is better
             uniform = [curve.options[option] for curve in found]
             if sum(o.nbytes for o in uniform) <= budget:
                 assert got.damage <= sum(o.damage for o in uniform) + 1e-12

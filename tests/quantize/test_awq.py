@@ -1,4 +1,4 @@
-"""AWQ: the float function never changes, errors fall where channels are uneven, and results repeat."""
+"""AWQ: the float function never changes, errors fall if channels are uneven, and results are reproducible."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_records_refusals_and_progress(traced: Callable[[str], Graph]) -> None:
     assert [r.node for r in ctx.refusals if r.rule == "awq-scale"] == [
         f"transformer.h.{i}.mlp.c_proj.weight" for i in (0, 1)
     ]
-    assert seen[-1][0].endswith("c_proj.weight") and 0 < seen[-1][1] < seen[-1][2]  # what is left is the last
+    assert seen[-1][0].endswith("c_proj.weight") and 0 < seen[-1][1] < seen[-1][2]  # progress ends with the last weight
 
 
 def test_kept_layers_stay_exact(new_builder) -> None:

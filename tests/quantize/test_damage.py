@@ -1,4 +1,4 @@
-"""What `--quant auto` expects of a format comes from one backward pass; it is what forward passes measure."""
+"""`--quant auto` predicts the damage of a format from one backward pass; forward passes confirm it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = [torch.randint(0, 48, (9,), generator=torch.Generator().manual_seed(i)).t
 
 
 def layers(b: Any) -> Graph:
-    """Layers with a residual stream, one value that two weights read, and a weight that two layers share."""
+    """A graph with a residual stream, a value that two weights read, and a weight that two layers share."""
     x = b.op("rms_norm", b.embed(64), b.weight("norm", 64, scale=1.0), 1e-6)
     shared = b.weight("down", 64, 96)
     for i in range(3):
@@ -45,7 +45,7 @@ def read_weights(graph: Graph) -> dict[fx.Node, Tensor]:
 
 
 def whole(graph: Graph, ids: list[int], weights: dict[fx.Node, Tensor]) -> Tensor:
-    """The logits, with gradients of all weights."""
+    """The logits [T, vocab], with gradients for all weights."""
     given, env = input_values(graph, ids), {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_whole_model(
 
 
 def test_segments_are_short(new_builder: Callable[..., Any]) -> None:
-    """So that only a layer's values are in memory with their gradients."""
+    """Segments are short, so that only one layer's values and gradients are in memory."""
     graph = layers(new_builder())
     calls = [n for n in graph.nodes if n.op == "call_function"]
     wanted = {n for n in calls if n.target is LINEAR}
@@ -96,7 +96,7 @@ def test_segments_are_short(new_builder: Callable[..., Any]) -> None:
 
 
 def test_expected_is_measured(builder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one layer before logits that are nearly alike, so that gradients do not depend on inputs: in nats."""
+    """For one layer before nearly equal logits, so that gradients do not depend on inputs; damage is in nats."""
     x = builder.op("rms_norm", builder.embed(64), builder.weight("norm", 64, scale=0.2), 1e-6)
     graph = builder.finish(builder.linear(x, "head", 48, 64))
     text = [torch.randint(0, 48, (60,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(40)]
@@ -111,7 +111,8 @@ def test_expected_is_measured(builder: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ranks_of_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and formats of a trained model, by what rounding one alone does: rank correlation >= 0.95."""
+    """Weights and formats of a trained model, ranked by the loss from rounding one weight alone: rank correlation >
+    0.95."""
     monkeypatch.setattr(damage, "TOKENS", 1024)
     graph = load_graph(SAMPLE, 512)
     run_passes(graph, pipelines.canonicalize(), PassContext())

@@ -1,4 +1,4 @@
-"""Calibration's attention gives what the op says, also where tokens see later ones."""
+"""Calibration's attention agrees with the op's reference, also without a causal mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding of scales by data flow: which layers belong together, who takes the scale, and that no function changes."""
+"""Folding of scales by data flow: which layers share a scale, which weights take it, and that no function changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def linears(graph: Graph) -> list:
 
 
 def names(group: FoldGroup) -> tuple[list[str], list[str]]:
-    """Weights of consumers and of producers."""
+    """The names of the weights of consumers, and of producers."""
     consumers = [plain_name(end.node.args[1]) for end in group.consumers]
     return consumers, [plain_name(end.node.args[end.arg]) for end in group.producers]
 
@@ -67,7 +67,7 @@ def test_models_keep_their_function(
     groups, refused = assert_same_function(graph, list(range(3, 25)))
     assert len(groups) == folds
     assert all(group.producers for group in groups)
-    # the reason differs with how the activation is written; that there is one for each refusal is what counts
+    # reasons depend on how the activation is written, so only check that each refusal has one
     assert bool(refused) == bool(refusals) and all(refused)
 
 

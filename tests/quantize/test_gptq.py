@@ -39,8 +39,8 @@ def test_better_than_rounding_on_correlated_inputs(act_order: bool) -> None:
 
 @pytest.mark.parametrize("act_order", [False, True])
 def test_errors_are_passed_on_as_optimal_brain_surgeon_does(act_order: bool) -> None:
-    """Column by column, by the inverse of the Hessian of what is left (Frantar et al. 2023, section 3.1): the solver
-    takes a Cholesky factor of it, and blocks of columns."""
+    """Column by column, with the inverse Hessian of the remaining columns (Frantar et al. 2023, section 3.1), while the
+    solver uses its Cholesky factor and blocks of columns."""
     x, weight = correlated(500, 192), torch.randn(40, 192, generator=torch.Generator().manual_seed(1))
     hessian = Hessian.of([x], 0.01, act_order)
     found = solve(weight, hessian, Q4).parts
@@ -53,7 +53,7 @@ def test_errors_are_passed_on_as_optimal_brain_surgeon_does(act_order: bool) -> 
         error = (left[:, j] - Q4.value(codes[:, j].float(), *here)) / inverse[j, j]
         left = left - error[:, None] * inverse[j]
         inverse = inverse - inverse[:, [j]] * inverse[[j]] / inverse[j, j]
-    assert (codes == found["codes"]).float().mean() > 0.98  # but for ties, and what follows from one
+    assert (codes == found["codes"]).float().mean() > 0.98  # except ties and their effects
 
 
 def test_no_hessian_is_rounding_to_nearest() -> None:

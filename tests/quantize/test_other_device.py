@@ -1,4 +1,4 @@
-"""`--device`: everything that a calibration computes with goes to the device, and what it finds comes back."""
+"""`--device`: all operands of a calibration are moved to the device, and its results are moved back."""
 
 from __future__ import annotations
 

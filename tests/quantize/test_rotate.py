@@ -1,5 +1,5 @@
-"""Rotations change no logits, whatever the family; where they cannot be folded, the reason is told, and what layers
-read is rotated while the engine runs."""
+"""Rotations change no logits, for any family; if they cannot be folded, the reason is given, and inputs of layers are
+rotated at run time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_rotations_are_orthogonal(size: int) -> None:
     q = Rotation(size)(torch.eye(size))
     assert torch.allclose(q @ q.T, torch.eye(size), atol=1e-5)
     if size > 9:
-        assert q.abs().max() < 0.9  # everything goes everywhere
+        assert q.abs().max() < 0.9  # every input reaches every output
     weight = torch.randn(3, size, 4)
     assert torch.allclose(Rotation(size).rows(weight), q.T @ weight, atol=1e-5)
     blocks = torch.randn(2, 2 * size)
@@ -37,10 +37,10 @@ def test_rotations_are_orthogonal(size: int) -> None:
 @pytest.mark.parametrize(
     ("family", "stream", "heads", "online"),
     [
-        ("llama", True, 2, 2),  # what down projections read
-        ("mixtral", True, 2, 2),  # of all experts
+        ("llama", True, 2, 2),  # inputs of down projections
+        ("mixtral", True, 2, 2),  # of all experts at once
         ("gemma2", False, 2, 6),  # q, k, v together; gate and up; down
-        ("gpt2", False, 0, 8),  # whatever a layer reads
+        ("gpt2", False, 0, 8),  # inputs of all layers
         *soak(("opt", False, 2, 6)),
     ],
 )
@@ -56,7 +56,7 @@ def test_logits_stay(traced: Callable[[str], Graph], family: str, stream: bool, 
 
 
 def test_a_head_that_is_the_embedding_of_an_odd_width(new_builder) -> None:
-    """No format of groups fits the embedding, which is a matrix of its own behind a rotation: it stays as it is."""
+    """No group size fits the embedding, which is untied by the rotation: it is not quantized."""
     b, ctx = new_builder(), PassContext()
     table = b.weight("embed", 48, 60, scale=1.0)
     x = b.op("rms_norm", b.op("embedding", b.tokens, table), b.weight("norm", 60, scale=1.0), 1e-6)
@@ -67,7 +67,7 @@ def test_a_head_that_is_the_embedding_of_an_odd_width(new_builder) -> None:
 
 
 def outlier(b) -> Graph:
-    """A residual stream, and products of two, that are read by linear layers."""
+    """A graph of linear layers that read a residual stream and products of two values."""
     x = b.embed(64)
     for i in range(2):
         h = b.op("rms_norm", x, b.weight(f"norm{i}", 64, scale=1.0), 1e-6)
@@ -78,7 +78,8 @@ def outlier(b) -> Graph:
 
 @pytest.mark.parametrize("large", ["up", "down"])
 def test_better_than_rounding_where_channels_are_large(new_builder, large: str) -> None:
-    """up reads the stream, where a rotation is folded; down reads a product, which has to be rotated."""
+    """up reads the residual stream, whose rotation is folded; down reads a product, which must be rotated at run
+    time."""
     errors = []
     for passes in ([], [Rotate(table="q8", online=large == "down")]):
         graph, ctx = outlier(new_builder()), PassContext()
@@ -94,7 +95,7 @@ def test_better_than_rounding_where_channels_are_large(new_builder, large: str) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits(new_builder, dtype: torch.dtype) -> None:
-    """An embedding that no head shares is rotated in its own type; all compute in float32."""
+    """An untied embedding is rotated in its own dtype; all computation is in float32."""
     b, ctx = new_builder(), PassContext()
     b.dtype = dtype
     graph = outlier(b)
@@ -105,7 +106,7 @@ def test_weights_of_16_bits(new_builder, dtype: torch.dtype) -> None:
 
 
 def test_what_stays_as_stored_is_not_rotated(new_builder) -> None:
-    """Nor what has an odd number of inputs, which is told."""
+    """Layers with an unsuitable number of inputs are not rotated either, with a refusal."""
     b, ctx = new_builder(), PassContext()
     x = b.aten("silu", b.linear(b.embed(64), "kept", 64, 64))
     x = b.aten("silu", b.linear(x, "turned", 72, 64))

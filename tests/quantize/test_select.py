@@ -1,4 +1,4 @@
-"""What is quantized, how, and what is left alone with which reason."""
+"""Which weights are quantized and how, and the reasons for those that are not."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_second_run_changes_nothing(builder) -> None:
 def tables(graph: Graph) -> list[str]:
     """The weight that the token embedding reads."""
     found = [str(n.args[1].target) for n in graph.nodes if "embedding" in str(n.target)]
-    return found[:1]  # the others hold positions
+    return found[:1]  # other embeddings hold positions
 
 
 def test_an_int8_head_and_the_embedding_tied_to_it_are_one_weight(traced: Callable[[str], Graph]) -> None:

@@ -1,4 +1,4 @@
-"""int8 weights and activations: migration helps where channels are uneven, folds exactly, and engines compute it."""
+"""int8 weights and activations: migration helps if channels are uneven, is folded exactly, and engines compute it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uneven(b) -> Graph:
 
 
 def rounded_inputs(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Logits with the inputs of all int8 layers rounded as kernels do."""
+    """Logits [T, vocab] with the inputs of all int8 layers rounded as kernels do."""
     linear = OPS["linear"].overload
     found = {}
     interpret(graph, HELD_OUT, observer=lambda node, args: found.setdefault(node, args))
@@ -62,7 +62,8 @@ def test_migration_beats_plain_rounding(new_builder, monkeypatch: pytest.MonkeyP
 
 
 def test_seven_bits_by_groups_lose_twice_as_much_at_most(new_builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What encoders get on CPUs: both sides a bit less, in groups, rows with a zero point. Errors here are squares."""
+    """Encoders on CPUs: weights and activations have one bit less, in groups, and activations a zero point. Errors are
+    squared."""
     expected, errors = interpret(uneven(new_builder()), HELD_OUT), {}
     for form in ("i8", "i7"):
         graph = uneven(new_builder())

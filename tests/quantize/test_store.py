@@ -1,4 +1,4 @@
-"""A calibration that was interrupted goes on where it was, to the same result; its files may be of anything else."""
+"""An interrupted calibration continues to the same result; files in its folder may have any other content."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def test_resumes_behind_the_last_finished_layer(method, at, new_builder, tmp_pat
     monkeypatch.setattr(streams, "_call", lambda node, *rest: (run.append(node.name), call(node, *rest))[1])
     graph = layers(new_builder())
     run_passes(graph, [method(sequences=TEXT)], ctx)
-    started = [text for text, _ in seen[1:]]  # the manager tells of the pass itself first
+    started = [text for text, _ in seen[1:]]  # the manager first reports the pass itself
     assert started[0] == at and seen[1][1] > 0
-    assert len(set(run)) < 8  # the last layer's, not all
+    assert len(set(run)) < 8  # only the last layer's
     assert expected.keys() == codes(graph).keys()
     assert all(torch.equal(value, codes(graph)[name]) for name, value in expected.items())
     assert len(ctx.quant_records) == len(expected)
 
 
 def test_what_was_measured_is_not_measured_again(new_builder, tmp_path: Path) -> None:
-    """The backward pass, which begins with the head, runs again, but what it has found of a weight is kept."""
+    """The backward pass, which begins with the head, runs again, but its stored results for weights are reused."""
     method = QuantizeAuto(budget=30_000, sequences=TEXT)
     graph = layers(new_builder())
     run_passes(graph, [method], PassContext())
@@ -150,4 +150,4 @@ def test_the_next_target_goes_on_with_what_the_last_one_found(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt), kept_between_targets():
         first = compiled("cpu")
         raise KeyboardInterrupt
-    assert first.exists()  # the compile that is asked for again goes on
+    assert first.exists()  # the same compile continues

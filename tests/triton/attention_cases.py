@@ -41,21 +41,21 @@ class Layer:
     later: int = 0
     key_bias: int = 0
     key_later: int = 0
-    shared: bool = False  # values are the beginning of keys
+    shared: bool = False  # values are the first columns of keys
 
 
 @dataclass
 class Step:
     """Sequences of (tokens before, tokens of this step); (0, 0) is a padding sequence of one token.
 
-    trees: by sequence, the parent of each token of this step but the first, where they are a tree of guesses.
+    trees: for each sequence that is a tree of guesses, the parent of each token of this step except the first.
     """
 
     layer: Layer
     sequences: list[tuple[int, int]]
     cache: str = "f32"
     block_size: int = 16
-    kind: str = ""  # element type of q and o: the cache's, where it is a float type
+    kind: str = ""  # element type of q and o; "": the cache's if it is a float type, else bf16
     gap: int = 3  # elements between rows of q and o
     seed: int = 0
     trees: dict[int, list[int]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Step:
         self._fill_pages()
 
     def _rows(self, columns: int) -> Tensor | None:
-        """Of each token, `columns` per head."""
+        """Random values [tokens, q_heads * columns], with a gap after each row; None without columns."""
         width = self.layer.q_heads * columns
         return torch.randn(self.tokens, width + self.gap).to(DTYPES[self.kind]) if width else None
 
@@ -94,18 +94,18 @@ class Step:
                 self.pool.write(self.slot(row, at), k, v)
 
     def slot(self, row: int, at: int) -> int:
-        """Where sequence `row` keeps its token at position `at`."""
+        """The slot of the token at position `at` of sequence `row`."""
         return int(self.block_tables[row, at // self.block_size]) * self.block_size + at % self.block_size
 
     def slots(self) -> Tensor:
-        """Of the step's tokens; -1 for padding."""
+        """The slots of the step's tokens; -1 for padding."""
         found = []
         for row, (before, n) in enumerate(self.sequences):
             found += [self.slot(row, at) for at in range(before, before + n)] or [-1]
         return torch.tensor(found, dtype=torch.int32)
 
     def positions(self, row: int) -> Tensor:
-        """Of the step's tokens of a sequence."""
+        """The positions of the step's tokens of a sequence."""
         before, n = self.sequences[row]
         positions = [before]
         for parent in self.trees.get(row, range(max(n, 1) - 1)):
@@ -113,14 +113,14 @@ class Step:
         return torch.tensor(positions)
 
     def ancestors(self, row: int) -> Tensor:
-        """Boolean [n, n]: which of a tree's tokens each of them sees."""
+        """Boolean [n, n]: the tokens of a tree that each token attends to."""
         seen = torch.eye(self.sequences[row][1], dtype=torch.bool)
         for token, parent in enumerate(self.trees[row], start=1):
             seen[token] |= seen[parent]
         return seen
 
     def masks(self, row: int) -> Tensor:
-        """int32 [n, 2]: the same as bits; none where there is no tree."""
+        """int32 [n, 2]: `ancestors` as bits; zeros if the sequence is no tree."""
         if row not in self.trees:
             return torch.zeros(max(self.sequences[row][1], 1), 2, dtype=torch.int32)
         bits = [sum(1 << i for i, one in enumerate(line) if one) for line in self.ancestors(row).tolist()]
@@ -151,10 +151,10 @@ class Step:
         self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0, kernel: Any = None,
         more: dict[str, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """What the kernels write [tokens, heads * value_dim]; the gap of each row must keep its NaN.
+        """The output [tokens, heads * value_dim] of the kernels; asserts that the gap of each row is still NaN.
 
-        max_tokens: of the phase; by default those of mixed steps are too many for splits of the keys. kernel: instead
-        of the layer's own, with more operands.
+        max_tokens: of the phase; 0: in mixed steps, too many for splits of the keys. kernel: replaces the layer's own;
+        None: that. more: its further operands, None: none.
         """
         width = self.layer.q_heads * self.layer.value_dim
         o = torch.full((self.tokens, width + self.gap), torch.nan, dtype=DTYPES[self.kind])
@@ -180,7 +180,7 @@ class Step:
         return o[:, :width].double()
 
     def expected(self) -> Tensor:
-        """The same by the definition, on what the pages hold."""
+        """The output of `run` by the definition, in float64 on the content of the pages."""
         rows, token = [], 0
         for row, (before, n) in enumerate(self.sequences):
             if before + n == 0:

@@ -48,7 +48,7 @@ TARGET = TARGETS["h100"]
 
 @dataclass
 class GpuEngine:
-    """What a GPU engine holds, in memory; `graph` is the optimized graph that it was lowered from."""
+    """The content of a GPU engine, in memory; `graph` is the optimized graph that it was lowered from."""
 
     graph: Graph
     program: Program
@@ -56,7 +56,7 @@ class GpuEngine:
     packed: dict[str, np.ndarray]
     limits: Limits
     manifest: Manifest
-    others: list[dict[str, np.ndarray]]  # the weights of ranks 1 and up
+    others: list[dict[str, np.ndarray]]  # the weights of ranks from 1 on
 
     def executor(self, num_blocks: int = 32, host_blocks: int = 0) -> Player[InterpretDevice]:
         if self.others:
@@ -66,7 +66,7 @@ class GpuEngine:
         )
 
     def ranks(self, num_blocks: int = 32, **options: Any) -> Player[InterpretDevice]:
-        """All ranks, interpreted in lockstep; options: of RanksInterpreted."""
+        """A player over all ranks, interpreted in lockstep. options: those of RanksInterpreted."""
         every = [self.packed, *self.others]
         return Player(RanksInterpreted(self.program, self.specs, every, self.limits, num_blocks, **options))
 
@@ -74,13 +74,13 @@ class GpuEngine:
         return LLM(self.manifest, self.executor(num_blocks, host_blocks))
 
     def engine(self) -> Any:
-        """What an executor takes of a loaded engine, with objects that name themselves instead of cubins."""
+        """The parts of a loaded engine that an executor uses; instead of cubins, objects contain their own names."""
         files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
         weights = SimpleNamespace(view=lambda name: self.packed[name])
         return SimpleNamespace(manifest=self.manifest, program=self.program, weights=weights, files=files)
 
     def objects(self) -> dict[bytes, LaunchSpec]:
-        """The sources behind those objects, as FakeDriver wants them."""
+        """The launch specs by the content of these objects, for FakeDriver."""
         assert self.program.plan is not None
         return {name.encode(): self.specs[name] for name in self.program.plan.objects}
 
@@ -93,17 +93,18 @@ def build(
     draft_layer: str = "", step_kernel: bool = False, rows: int = 0,
     group: int | None = None,
 ) -> GpuEngine:  # fmt: skip
-    """Everything of a compile but the objects. Calibrated methods use random tokens.
+    """A compile without objects. Calibrated methods use random tokens.
 
-    heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
-    engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
-    layers whose cache has a type of its own. adapters: the room for them, as --adapters has it. tensors, experts: ranks
-    that these are divided among. draft_layer: a layer that guesses, as --spec has it. step_kernel: steps of one
-    sequence launch a layer's kernels as one. rows: from how many on ranks divide them, 0 for never.
-    group: of quantized weights, where it is another than usual.
+    limits: None: small ones. heads: the folder of draft heads, which get a small tree of guesses; None: no heads.
+    exit_layers: layers of an early exit, 0 for none. pooling: that of an engine that embeds, scaled to length 1; None:
+    it generates. kv: the type of the cache, by default that of the products. kv_dtypes: by layer, for layers whose
+    cache has another type; None: none has. adapters: capacity for adapters, as --adapters takes it. tensors, experts:
+    the number of ranks that divide these. draft_layer: a draft layer, as --spec takes it. step_kernel: steps of one
+    sequence launch a layer's kernels as one. rows: the least number of rows that ranks divide, 0 for never. group: the
+    group size of quantized weights; None: the usual.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
-    graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace, whatever the limits
+    graph = load_graph(model, task="generate" if pooling is None else "embed")  # one trace for all limits
     assert graph.max_seq_len >= limits.max_seq_len
     graph.max_seq_len = limits.max_seq_len
     phases = [pipelines.canonicalize()]
@@ -146,7 +147,7 @@ def build(
 
 
 def _with_block(layer: DraftLayer | None) -> Speculation | None:
-    """What a layer that guesses a block says of it."""
+    """The speculation facts of a draft layer that guesses blocks; None for other layers."""
     return Speculation("", block=layer.block, mask_token=layer.mask_token) if layer and layer.block else None
 
 

@@ -1,7 +1,7 @@
 """A CUDA driver without a GPU: device memory is host memory, kernels run in Triton's interpreter.
 
-The stream is lazy: nothing that is put on it happens before somebody waits, so that a host buffer which is reused too
-early shows as wrong results.
+The stream is lazy: work on it runs only when the host waits, so that a host buffer which is reused too early gives
+wrong results.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from icc.runtime.executor.player import Player
 
 
 class _Flags:
-    """Any enumeration of the driver."""
+    """Stands for any enumeration of the driver."""
 
     def __getattr__(self, name: str) -> str:
         return name
 
 
 class FakeHip:
-    """Stands for libamdhip64.so, over a FakeDriver: results go where arguments point, handles are numbers."""
+    """Stands for libamdhip64.so, over a FakeDriver: results are written through pointer arguments, handles are
+    numbers."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
@@ -64,7 +65,7 @@ class FakeHip:
         return status
 
     def _handle(self, thing: Any) -> int:
-        number = (1 << 60) + len(self._handles)  # no address, and no size
+        number = (1 << 60) + len(self._handles)  # distinct from addresses and sizes
         self._handles[number] = thing
         return number
 
@@ -97,17 +98,17 @@ class FakeDriver:
         free: int = 8 << 30, count: int = 1, dry: bool = False, name: str = "Fake GPU",
         fill: int = 255,
     ) -> None:  # fmt: skip
-        """dry: kernels do nothing. fill: the bytes of memory that nothing has written."""
+        """dry: kernels do nothing. fill: the value of bytes that were never written. free: bytes of free memory."""
         self.dry, self.name, self.fill = dry, name, fill
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
-        self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
+        self.live: Counter[str] = Counter()  # objects that exist, by kind
         self.queue: list[Callable[[], None]] = []
         self.multiprocessors = 132
-        self.draining = Lock()  # one thread at a time runs what is on the stream
+        self.draining = Lock()  # one thread at a time runs the work on the stream
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
-        self.dependent: set[bool] = set()  # of the launches: whether they may begin before the last kernel ended
+        self.dependent: set[bool] = set()  # of all launches: whether they may begin before the last kernel has ended
         self.fail: str | None = None  # the function that fails from now on
         self.fail_at = -1  # the number of the call that fails
         self.calls: list[str] = []
@@ -211,7 +212,7 @@ class FakeDriver:
         return (0,)
 
     def cuEventElapsedTime(self, start: Any, end: Any) -> tuple[int, float]:  # noqa: N802
-        """Milliseconds; here, the warps that were launched, so that the test can tell which tiling is "fastest"."""
+        """(status, milliseconds); here the number of launched warps, so that the test knows the "fastest" tiling."""
         return 0, float(self.warps_launched)
 
     def cuModuleLoadData(self, binary: bytes) -> tuple[int, LaunchSpec]:  # noqa: N802
@@ -238,7 +239,7 @@ class FakeDriver:
     CUlaunchConfig = SimpleNamespace
 
     def cuLaunchKernelEx(self, config: Any, spec: LaunchSpec, params: int, extra: int) -> tuple[int]:  # noqa: N802
-        """A kernel that did not wait would read what is not written yet: its source must wait before all else."""
+        """Such a kernel may start before its inputs are written, so its source must wait for them first."""
         [attribute] = config.attrs
         assert config.numAttrs == attribute.value.programmaticStreamSerializationAllowed == 1
         assert attribute.id.endswith("PROGRAMMATIC_STREAM_SERIALIZATION") and config.hStream is not None
@@ -298,7 +299,7 @@ class FakeDriver:
     def _gone(self, name: str) -> tuple[int]:
         self.live[name] -= 1
         assert self.live[name] >= 0, f"{name} freed twice"
-        self.live += Counter()  # forgets what is gone
+        self.live += Counter()  # removes zeros
         return (0,)
 
     def _put(self, work: Callable[[], Any]) -> tuple[int]:
@@ -335,7 +336,7 @@ class FakeDriver:
 
 @dataclass
 class OnDisk:
-    """A GPU engine whose objects are files that name themselves, and the driver's table of them."""
+    """A GPU engine whose objects are files that contain their own names, and the driver's table of launch specs."""
 
     engine: Any
     memory: GpuEngine

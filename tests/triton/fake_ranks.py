@@ -1,7 +1,7 @@
 """GPUs of several ranks without a GPU: a fake driver for each, whose kernels wait for each other in lockstep.
 
-The ranks' processes are threads here, each with a mailbox. Messages arrive when they will; who runs is drawn; a rank
-may end, or take nothing more, at any message. The communicator stands for NCCL.
+The ranks' processes are threads here, each with a mailbox. Messages arrive at random times; the rank that runs next is
+random; a rank may end or hang at any message. The communicator stands for NCCL.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from icc.runtime.executor.player import Player
 
 
 class NodeDriver(FakeDriver):
-    """The driver of one of a node's GPUs. Its kernels see the memory of all."""
+    """The driver of one GPU of a node. Its kernels access the memory of all GPUs."""
 
     def __init__(self, node: FakeNode, **options: Any) -> None:
         super().__init__(node.engine.objects(), count=8, **options)
@@ -42,7 +42,7 @@ class NodeDriver(FakeDriver):
 
     def cuStreamCreate(self, flags: str) -> tuple[int, int]:  # type: ignore[override]  # noqa: N802
         self.live["stream"] += 1
-        return 0, self.live["stream"]  # the second is the one at the side
+        return 0, self.live["stream"]  # the second one is the side stream
 
     def cuMemcpyHtoDAsync(self, to: int, source: int, nbytes: int, stream: Any) -> tuple[int]:  # noqa: N802
         if stream == 2:
@@ -74,7 +74,7 @@ class NodeDriver(FakeDriver):
 
 
 class FakeNode:
-    """GPUs, one per rank. seed: of who runs. ends, hangs: the rank that does, at which of its messages."""
+    """GPUs, one per rank. seed: for the order of ranks. ends, hangs: (rank, the message at which it ends or hangs)."""
 
     def __init__(
         self, engine: GpuEngine, seed: int = 0, ends: tuple[int, int] = (0, -1), hangs: tuple[int, int] = (0, -1),
@@ -90,8 +90,8 @@ class FakeNode:
         self._settling: set[int] = set()
 
     def settle(self, driver: NodeDriver) -> None:
-        """All that is on the streams happens, on all GPUs."""
-        if get_ident() in self._settling:  # a rank waits for its own stream, while others run
+        """Run all work on the streams of all GPUs."""
+        if get_ident() in self._settling:  # a rank that waits for its own stream while others run
             driver.drain()
             return
         works = [partial(self._settle_one, rank) for rank in range(len(self.drivers))]
@@ -130,7 +130,7 @@ class FakeNode:
 
 
 class ThreadRanks:
-    """What RankedCudaDevice sees of the other ranks (GpuRanks)."""
+    """Stands for GpuRanks, with which RankedCudaDevice reaches the other ranks."""
 
     def __init__(self, node: FakeNode, hellos: Sequence[GpuRankHello], descriptor: int, device: Any) -> None:
         self.node, self.lost, self._lead = node, "", device
@@ -157,7 +157,7 @@ class ThreadRanks:
             box.append(message)
 
     def run(self, rank: int) -> None:
-        """What the process of a rank does with its messages."""
+        """Process a rank's messages, as its process does."""
         box = self.boxes[rank]
         while box and rank not in self.dead:
             for _ in range(self.node.random.randrange(4)):
@@ -193,7 +193,7 @@ class ThreadRanks:
 
 
 class FakeNccl:
-    """Stands for `Nccl`: what is exchanged waits on the stream of each rank."""
+    """Stands for `Nccl`: exchanges wait on the stream of each rank."""
 
     def __init__(self, node: FakeNode) -> None:
         self.node, self.calls = node, list[str]()

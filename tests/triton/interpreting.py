@@ -38,12 +38,12 @@ def run_kernel(
     more: dict[str, torch.Tensor] | None = None,
     wraps: bool = False,
 ) -> list[LaunchSpec]:
-    """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff),
-    counters as zeros, which they must be after each launch.
+    """Run all launches of a kernel for one step; outputs are written in place. Scratch memory begins as NaN bytes
+    (0xff), counters as zeros; asserts that counters are zeros after each launch.
 
-    inputs, outputs: in the order of `operand_names`; None where one is absent.
-    more: other operands by name. batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default
-    num_tokens rows of outputs[0]. wraps: sums of integers may leave their type's range.
+    inputs, outputs: in the order of `operand_names`; None if one is absent. more: other operands by name. batch: the
+    int32 arrays of the batch by name. sizes: num_tokens and so on; by default num_tokens rows of outputs[0]. wraps:
+    sums of integers may leave their type's range.
     """
     rows = outputs[0].shape[0] if outputs else inputs[0].shape[0]  # type: ignore[union-attr]
     known = {"num_tokens": rows, "num_seqs": rows, "num_logit_rows": rows, "max_blocks": 1, "num_blocks": 1}

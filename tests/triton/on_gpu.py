@@ -1,14 +1,14 @@
 """Kernels of the tests on this machine's GPU instead of in the interpreter: ICC_ON_GPU=1 python -m pytest tests/triton
 
-Each launch is compiled (once per process and source; objects are cached as engines' are), given copies of the memory
-that its arguments lie in, and what it changed is copied back. Copies lie between guards, whose bytes must stay as they
-were: a write outside of a tensor's memory is a failure. Under compute-sanitizer, which sees reads too, copies have no
-guards (ICC_ON_GPU=exact, with PYTORCH_NO_CUDA_MEMORY_CACHING=1). A launch that the driver fails ends the process: the
-device's context is lost, and pytest-xdist goes on in a new one. icc-on-gpu.log among temporary files says which.
+Each launch is compiled (once per process and source; objects are cached as engines' are), gets copies of the memory of
+its arguments, and changed memory is copied back. Guards around the copies must not change: a write outside a tensor's
+memory is a failure. Under compute-sanitizer, which sees reads too, copies have no guards (ICC_ON_GPU=exact, with
+PYTORCH_NO_CUDA_MEMORY_CACHING=1). A launch that fails in the driver ends the process, because the device's context is
+lost; pytest-xdist continues in a new one. icc-on-gpu.log among the temporary files names the launch.
 
-ICC_ON_GPU=compare: the interpreter runs each launch as well, and its results are gone on with; what differs by more
-than rounding is written to the log, so that the first kernel that computes something else in a whole plan is known.
-Triton 3.6's interpreter fails with the numpy of the one GPU machine that was tried: there this has not worked yet.
+ICC_ON_GPU=compare: the interpreter also runs each launch, and the test continues with its results; differences beyond
+rounding are logged, which shows the first wrong kernel of a whole plan. This has not worked yet on the one GPU machine
+that was tried, where Triton 3.6's interpreter fails with the installed numpy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.format.plan import HIDDEN_POINTERS
 
 PLACE = "cuda"
-_ALIGNED = 256  # places keep their remainders by this
+_ALIGNED = 256  # addresses keep their remainders modulo this
 _GUARD = 0 if os.environ.get("ICC_ON_GPU") == "exact" else 4096
 LOST = Path(tempfile.gettempdir(), "icc-on-gpu.log")
 _WRITTEN = 0xA5  # in guards
@@ -40,7 +40,7 @@ _ALIKE = {torch.float32: 1e-4, torch.float64: 1e-4}  # of the largest value: sum
 
 
 def install() -> None:
-    """From here on `interpreter.launch` runs kernels on the GPU."""
+    """Make `interpreter.launch` run kernels on the GPU."""
     device = _Device(Cuda(), _target())
     interpreter.instead = device.compare if os.environ["ICC_ON_GPU"] == "compare" else device.launch
 
@@ -62,7 +62,7 @@ class _Range:
 
     @property
     def first(self) -> int:
-        """Where in `copy` the memory begins."""
+        """The byte offset of the memory in `copy`."""
         base = self.copy.data_ptr() + _GUARD
         return _GUARD + (self.low - base) % _ALIGNED
 
@@ -74,7 +74,7 @@ class _Range:
         self.before = self.copy.clone()
 
     def _shift(self, size: int) -> int:
-        """Bytes in front of memory without guards: what keeps its remainder, as device memory is aligned."""
+        """Bytes before memory without guards that keep its address's remainder, because device memory is aligned."""
         return self.low % _ALIGNED
 
     def _inside(self) -> torch.Tensor:
@@ -82,11 +82,11 @@ class _Range:
         return self.copy[first : first + self.high - self.low]
 
     def result(self) -> torch.Tensor:
-        """Bytes as the device has them."""
+        """The device's content of the range, uint8 on the host."""
         return self._inside().cpu()
 
     def download(self, entry: str) -> None:
-        """Back to the host, if anything has changed."""
+        """Copy the range to the host if it has changed; asserts that the guards have not."""
         if torch.equal(self.copy, self.before):
             return
         first, size = self.first, self.high - self.low
@@ -101,7 +101,7 @@ def _host(low: int, size: int) -> torch.Tensor:
 
 
 class _Device:
-    """Compiles and launches."""
+    """Compiles and launches kernels on the GPU."""
 
     def __init__(self, cuda: Cuda, target: Target) -> None:
         self._cuda, self._target = cuda, target
@@ -114,7 +114,7 @@ class _Device:
             part.download(spec.entry)
 
     def compare(self, spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int]) -> None:
-        """As `interpreter.launch`, with its results; the GPU's are held against them."""
+        """As `interpreter.launch`, with its results; the GPU's results are compared with them."""
         ranges = self._run(spec, grid, args)
         interpreter._interpret(spec, grid, args, check_overflow=False)
         for number, arg in enumerate(args):
@@ -153,13 +153,13 @@ class _Device:
 
 
 def _extent(tensor: torch.Tensor) -> _Range:
-    """The memory under a tensor, as far as whoever made it has it."""
+    """The whole storage of a tensor."""
     storage = tensor.untyped_storage()
     return _Range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
 def _merged(parts: list[_Range]) -> list[_Range]:
-    """Each byte once."""
+    """Merge overlapping ranges, so that each byte is in one."""
     found: list[_Range] = []
     for part in sorted(parts, key=lambda part: part.low):
         if found and part.low < found[-1].high:
@@ -170,7 +170,7 @@ def _merged(parts: list[_Range]) -> list[_Range]:
 
 
 def _value(arg: torch.Tensor | int, ranges: list[_Range]) -> int:
-    """What a kernel is passed."""
+    """The value that is passed to a kernel: a device address for tensors, 0 for empty ones."""
     if isinstance(arg, int):
         return arg & 0xFFFFFFFFFFFFFFFF
     if not arg.numel():
@@ -181,7 +181,7 @@ def _value(arg: torch.Tensor | int, ranges: list[_Range]) -> int:
 
 
 def _there(arg: torch.Tensor, ranges: list[_Range]) -> torch.Tensor:
-    """What the device has in a tensor's place."""
+    """A tensor like `arg` with the device's content."""
     place = arg.untyped_storage().data_ptr()
     part = next(part for part in ranges if part.low <= place < part.high)
     size = arg.untyped_storage().nbytes()

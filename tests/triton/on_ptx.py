@@ -1,7 +1,7 @@
 """Kernels of the tests as Triton compiles them, without a GPU: ICC_ON_PTX=h100 python -m pytest tests/triton -k ..
 
-Each launch is compiled for the target (once, objects are kept among temporary files) and its PTX is run by
-`ptx_machine`, instead of the source by Triton's interpreter. Slow: for single kernels. sm_80 to sm_90.
+Each launch is compiled for the target (once; objects are kept among temporary files), and `ptx_machine` runs its PTX
+instead of Triton's interpreter its source. Slow: for single kernels. sm_80 to sm_90.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMAT = "1"
 
 
 def install(target: str) -> None:
-    """From here on `interpreter.launch` runs PTX."""
+    """Make `interpreter.launch` run PTX."""
     interpreter.instead = lambda spec, grid, args: launch(spec, grid, args, target)
 
 
@@ -52,13 +52,14 @@ def ptx(spec: LaunchSpec, target: str) -> tuple[str, int]:
 
 
 def plain_ir(spec: LaunchSpec, target: str = "h100") -> str:
-    """A kernel's IR without layouts, from which nothing is compiled."""
+    """A kernel's Triton IR without layouts; nothing is compiled from it."""
     return objects._compile(_worker("ttir_worker.py"), objects.spec_key(spec), spec, TARGETS[target]).ir
 
 
 @cache
 def _worker(script: str = "ptx_worker.py") -> objects._Worker:
-    """A compiling process that gives PTX in place of Triton's IR without layouts, or nothing else."""
+    """A compiling process whose script replaces the usual worker: it returns PTX, or only Triton's IR without
+    layouts."""
     plain = objects._WORKER
     try:
         objects._WORKER = Path(__file__).with_name(script)

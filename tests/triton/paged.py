@@ -1,4 +1,4 @@
-"""A paged KV cache for the kernel tests: pages as kv_cache.py lays them out, unwritten ones poisoned."""
+"""A paged KV cache for the kernel tests: pages in the layout of kv_cache.py, poisoned until they are written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8}
 DTYPES |= {"f8": torch.uint8, "i4": torch.uint8, "i2": torch.uint8}
-PACKED = {"i4": 2, "i2": 4}  # codes in a byte
+PACKED = {"i4": 2, "i2": 4}  # codes per byte
 CODES = ("i8", "f8", "i4", "i2")
-cache = partial(step_making.cache, align=KV_ALIGN)  # a layer's, as lowering for GPUs makes it
+cache = partial(step_making.cache, align=KV_ALIGN)  # a layer's cache as lowered for GPUs
 
 
 @dataclass
 class Pool:
-    """`blocks` pages. `write` and `read` do what the kernels do, for one token and all heads."""
+    """A pool of `blocks` pages. `write` and `read` act like the kernels, for one token and all heads."""
 
     kv_heads: int
     key_dim: int
@@ -28,7 +28,7 @@ class Pool:
     dtype: str
     block_size: int
     blocks: int
-    shared: bool = False  # values are the beginning of keys
+    shared: bool = False  # values are the first columns of keys
     bytes: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Pool:
             -(-dim // each) if self.dtype in PACKED else -(-dim // align) * align
             for dim in (self.key_dim, 0 if self.shared else self.value_dim)
         )
-        self.bytes = torch.full((self.blocks, self.block_bytes), 255, dtype=torch.uint8)  # NaN, and scales of NaN
+        self.bytes = torch.full((self.blocks, self.block_bytes), 255, dtype=torch.uint8)  # NaN in values and scales
 
     @property
     def _codes(self) -> int:

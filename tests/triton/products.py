@@ -15,12 +15,12 @@ from icc.compiler.weights.formats.affine import GroupAffine
 from torch import Tensor
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-# what is stored rounds to the type; float32 sums of 16-bit products differ by their order
+# stored values are rounded to the type; float32 sums of 16-bit products depend on their order
 TOLERANCE = {"f32": 2e-5, "bf16": 8e-3, "f16": 1e-3}
 
 
 class Forced(Tuner):
-    """Picks one tiling, whatever it costs."""
+    """A tuner that picks one tiling, whatever it costs."""
 
     def __init__(self, config: Config, target: str = "h100") -> None:
         super().__init__(TARGETS[target])
@@ -32,7 +32,7 @@ class Forced(Tuner):
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight as the kernel takes it, its values [.., N, K], and the params that describe it."""
+    """A weight in the kernel's layout, its values [.., N, K], and the params that describe it."""
 
     packed: Tensor
     values: Tensor
@@ -41,7 +41,7 @@ class Weight:
 
 
 def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> Weight:
-    """Random values; quantized if `bits`."""
+    """A random weight [.., N, K]; quantized if `bits` is not 0."""
     if not bits:
         dense = (torch.randn(shape) / shape[-1] ** 0.5).to(DTYPES[kind])
         return Weight(dense, dense.double(), {"stored": kind}, kind)
@@ -58,14 +58,14 @@ def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> 
 
 
 def rows(count: int, width: int, stride: int, kind: str, padding: int = 0) -> Tensor:
-    """[count, stride] of which `width` columns count; the rest, and `padding` more rows, are NaN."""
+    """Random rows [count + padding, stride]: `width` columns of `count` rows have values, all others are NaN."""
     x = torch.full((count + padding, stride), torch.nan)
     x[:count, :width] = torch.randn(count, width)
     return x.to(DTYPES[kind])
 
 
 def check(y: Tensor, expected: Tensor, kind: str) -> None:
-    """Equal within the rounding of `kind`; what lies beside is still NaN."""
+    """Check that `y` is equal within the rounding of `kind`, and still NaN outside."""
     count, width = expected.shape
     tolerance = TOLERANCE[kind]
     scale = float(expected.abs().max())

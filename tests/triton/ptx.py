@@ -1,6 +1,6 @@
 """Executes the inline PTX of rendered sources: the few instructions that they use, as the PTX ISA defines them.
 
-Triton's interpreter takes another branch there, so that nothing else executes these lines without a GPU.
+Triton's interpreter takes another branch there, so these lines would not be executed without a GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Register = np.ndarray  # uint32, one element per thread
 
 
 def blocks(source: str) -> list[str]:
-    """The inline PTX of a source."""
+    """The blocks of inline PTX in a source."""
     return re.findall(r'inline_asm_elementwise\(\s*"""(.*?)"""', source, re.DOTALL)
 
 
 def execute(text: str, outputs: int, inputs: Sequence[Register]) -> list[Register]:
-    """Run a block of which $0 .. are the outputs, and what follows the inputs."""
+    """Run a block whose operands $0 .. are the outputs, followed by the inputs; returns the outputs."""
     registers = {f"${outputs + i}": value.astype(np.uint32) for i, value in enumerate(inputs)}
     for line in text.strip().strip("{}").split(";"):
         words = line.split(None, 1)
@@ -36,7 +36,7 @@ def _shr(value: Register, count: Register) -> Register:
 
 
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
-    """Bit by bit the entry a b c of the table."""
+    """Each bit is the table's entry at the index (a, b, c) of bits."""
     result = np.zeros(np.broadcast_shapes(np.shape(a), np.shape(b), np.shape(c)), np.uint32)
     for entry in range(8):
         if int(table) >> entry & 1:
@@ -45,7 +45,7 @@ def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
 
 
 def _prmt(a: Register, b: Register, selector: Register) -> Register:
-    """Four of the eight bytes of b and a, each chosen by a nibble, or their signs where its highest bit is set."""
+    """Four of the eight bytes of b and a, each chosen by a nibble, or its sign if the nibble's highest bit is set."""
     result = np.zeros(np.broadcast_shapes(np.shape(a), np.shape(b), np.shape(selector)), np.uint32)
     for place in range(4):
         choice = selector >> np.uint32(4 * place) & np.uint32(15)
@@ -56,7 +56,7 @@ def _prmt(a: Register, b: Register, selector: Register) -> Register:
 
 
 def _fma_bf16x2(a: Register, b: Register, c: Register) -> Register:
-    """Two a * b + c, each rounded once, to nearest and even."""
+    """Two times a * b + c, each rounded once, to nearest even."""
     halves = []
     for shift in (0, 16):
         x, y, z = (bf16(v >> np.uint32(shift)).astype(np.float64) for v in (a, b, c))
@@ -65,7 +65,7 @@ def _fma_bf16x2(a: Register, b: Register, c: Register) -> Register:
 
 
 def bf16(bits: Register) -> np.ndarray:
-    """The numbers in the lower halves, as float32."""
+    """The bf16 numbers in the lower halves, as float32."""
     return ((np.asarray(bits).astype(np.uint32) & np.uint32(0xFFFF)) << np.uint32(16)).view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What the instructions of PTX compute that touch no memory, for all threads at once (see ptx_machine.py)."""
+"""PTX instructions that do not access memory, computed for all threads at once (see ptx_machine.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMPARE: dict[str, Callable[[Lanes, Lanes], Lanes]] = {
 
 
 def number(text: str, kind: str) -> object:
-    """A constant: 0f and eight digits are the bits of a float."""
+    """The value of a constant: 0f and eight hexadecimal digits are the bits of a float."""
     text = text.rstrip("U")
     if text.lower().startswith(("0f", "0d")):
         bits = bytes.fromhex(text[2:])
@@ -45,7 +45,7 @@ def number(text: str, kind: str) -> object:
 
 
 def compute(machine: Machine, line: Line) -> None:
-    """One instruction, whose first operand is its result."""
+    """Execute an instruction whose first operand is its result."""
     name, *rest = line.name.split(".")
     kind = rest[-1]
     get = machine.get
@@ -131,7 +131,7 @@ def _convert(machine: Machine, how: list[str], given: tuple[str, ...]) -> Lanes:
 
 
 def _rounded(value: Lanes, kind: str) -> Lanes:
-    """The bits of float32 numbers in 16 bits, to nearest and even."""
+    """The bits of float32 numbers rounded to a 16-bit type, to nearest even."""
     if kind == "f16":
         return value.astype(np.float16).view(np.uint16)
     bits = value.astype(np.float32).view(np.uint32)
@@ -140,7 +140,7 @@ def _rounded(value: Lanes, kind: str) -> Lanes:
 
 
 def _halves(name: str, how: list[str], given: list[Lanes], kind: str) -> Lanes:
-    """An instruction of one or two numbers of 16 bits."""
+    """The result of an instruction on one or two 16-bit numbers per register."""
     found = []
     for shift in (0, 16) if kind.endswith("x2") else (0,):
         halves = [(value.astype(np.uint32) >> np.uint32(shift)) & np.uint32(0xFFFF) for value in given]
@@ -154,7 +154,7 @@ def _halves(name: str, how: list[str], given: list[Lanes], kind: str) -> Lanes:
 
 
 def _long(machine: Machine, how: list[str], given: tuple[str, ...], kind: str) -> Lanes:
-    """The upper half of a product, or all of it, to which a third operand of its width is added."""
+    """The upper half of a product, or the whole product, plus an optional third operand of its width."""
     a, b = (machine.get(word, kind) for word in given[:2])
     if "hi" in how:
         return _high(a, b)

@@ -1,9 +1,9 @@
-"""Runs whole kernels as Triton compiled them, on a machine without a GPU: the PTX of all programs of a launch, in step.
+"""Runs whole kernels as compiled by Triton, without a GPU: the PTX of all programs of a launch, in lockstep.
 
-What the interpreter cannot show is what Triton's compiler makes of a kernel: layouts, swizzles, vectors, asynchronous
-copies. Here every access of global memory must lie in the memory of one argument and at a multiple of its width, every
-access of shared memory in what the kernel has, and answers can be compared. What is modelled is the PTX ISA, 8.x; what
-ptxas makes of it is not. An asynchronous copy lands when it is waited for, or at once (`Machine.late`).
+The interpreter does not show the work of Triton's compiler: layouts, swizzles, vectors, asynchronous copies. Here every
+access of global memory must lie in the memory of one argument and at a multiple of its width, every access of shared
+memory in the kernel's own, and results can be compared. This models the PTX ISA, 8.x, but not the work of ptxas. An
+asynchronous copy completes when it is waited for, or at once (`Machine.late`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from ptx_instructions import VALUES, number
 from ptx_matrix import fragment_product, group_product, load_matrix, store_matrix
 
-ARGUMENT = 40  # each argument's memory begins at a multiple of two to the power of this
-SHARED_AT = 1024  # where a kernel's shared memory begins: what is before it belongs to the driver
+ARGUMENT = 40  # each argument's memory begins at a multiple of 2**ARGUMENT
+SHARED_AT = 1024  # where a kernel's shared memory begins; the driver owns the bytes before
 Lanes = np.ndarray
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, new: old + new, "max": max, "min": min, "exch": lambda _, new: new,
@@ -28,12 +28,12 @@ _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Fault(Exception):
-    """An access outside of memory, or not at a multiple of its width."""
+    """An access outside allowed memory, or not at a multiple of its width."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One instruction. guard: the predicate's name, with ! in front where it is negated."""
+    """One instruction. guard: the predicate's name, after ! if it is negated."""
 
     name: str
     operands: tuple[str, ...]
@@ -42,12 +42,12 @@ class Line:
 
 
 def parse(text: str) -> tuple[list[Line], dict[str, int]]:
-    """The instructions of the one kernel of a PTX file, and where its labels are."""
+    """The instructions of the only kernel in a PTX file, and the index of each label."""
     body = text[text.index(".reqntid") :].split("{", 1)[1].rpartition("}")[0]
     body = re.sub(r"//[^\n]*", "", body)
     lines: list[Line] = []
     labels: dict[str, int] = {}
-    # blocks of inline PTX have registers of their own: their names get the block's number
+    # blocks of inline PTX have their own registers: their names get the block's number
     parts, scope = re.split(r"(\n\s*\{(?=[\s.])|\n\s*\}\s*(?=\n|$))", body), 0
     inside = False
     for part in parts:
@@ -87,8 +87,8 @@ def _own(word: str, own: set[str], scope: int) -> str:
 
 @dataclass
 class Machine:
-    """All programs of a launch. late: whether asynchronous copies land only when they are waited for. skewed: whether
-    warps run one after the other from barrier to barrier, the last one first, instead of all in step."""
+    """All programs of a launch. late: whether asynchronous copies complete only when they are waited for. skewed:
+    whether warps run one after the other from barrier to barrier, the last one first, instead of in lockstep."""
 
     text: str
     threads: int
@@ -120,9 +120,9 @@ class Machine:
         self.steps = [getattr(self, "_" + line.name.split(".")[0], None) or self._value for line in self.lines]
 
     def run(self) -> None:
-        """From the first instruction to the end of the last thread."""
+        """Run all threads to their end."""
         at = np.zeros(self.count, np.int64)
-        self.stopped = np.zeros(self.count, bool)  # at a barrier
+        self.stopped = np.zeros(self.count, bool)  # waits at a barrier
         end = len(self.lines)
         warp = self.thread // 32
         with np.errstate(all="ignore"):
@@ -137,7 +137,7 @@ class Machine:
                     running &= warp == warp[running].max()
                 here = int(at[running].min())
                 self.active = running & (at == here)
-                # straight on while nothing else is at these instructions
+                # continue until other threads wait at the next instruction
                 others = at[running & ~self.active]
                 stop = int(others.min()) if len(others) else end
                 self.full = bool(self.active.all())
@@ -180,7 +180,7 @@ class Machine:
         if name[0] in "-0123456789":
             return np.full(self.count, number(name, kind), wanted)
         value = self.registers.get(name)
-        if value is None:  # what LLVM knows to be of no effect
+        if value is None:  # undefined, so without effect
             return np.full(self.count, -1, f"i{np.dtype(wanted).itemsize}").view(wanted)
         if value.dtype == wanted:
             return value
@@ -302,7 +302,7 @@ class Machine:
         land() if not self.late else self.waiting[-1].append(land)
 
     def _atom(self, line: Line) -> None:
-        """Of integers in global memory, one thread after the other."""
+        """An atomic operation on integers in global memory, one thread after the other."""
         operation = next(part for part in line.name.split(".") if part in ("add", "max", "min", "exch", "cas", "or"))
         kind = line.name.split(".")[-1]
         place, value = self.place(line.operands[1]), self.get(line.operands[2], kind)
@@ -322,7 +322,7 @@ class Machine:
     # memory
 
     def read(self, space: str, place: Lanes, size: int, mask: Lanes) -> Lanes:
-        """[lanes, size] bytes."""
+        """The bytes [lanes, size] at these addresses; zeros for masked lanes."""
         found = np.zeros((self.count, size), np.uint8)
         for memory, at, lanes in self._found(space, place, size, mask):
             spots = at[:, None] + np.arange(size)
@@ -339,7 +339,7 @@ class Machine:
                 memory[spots] = data[lanes]
 
     def _found(self, space: str, place: Lanes, size: int, mask: Lanes) -> list[tuple[np.ndarray, Lanes, Lanes]]:
-        """Memory, places in it and the lanes that access it."""
+        """For each memory that is accessed: its bytes, the offsets in it, and the lanes. Raises Fault."""
         lanes = np.flatnonzero(mask)
         at = place[lanes].astype(np.int64)
         if (at % size).any():
@@ -367,12 +367,12 @@ class Machine:
 
 
 def _before(arg: torch.Tensor) -> int:
-    """Bytes of a tensor's memory in front of it."""
+    """The number of bytes of a tensor's storage before it."""
     return arg.data_ptr() - arg.untyped_storage().data_ptr()
 
 
 def _bytes(arg: torch.Tensor) -> np.ndarray:
-    """All of the memory that a tensor lies in."""
+    """All bytes of a tensor's storage, uint8."""
     storage = arg.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,)).numpy()  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Matrix instructions of PTX for all warps at once (see ptx_machine.py): mma, wgmma, and what moves their fragments.
+"""Matrix instructions of PTX for all warps at once (see ptx_machine.py): mma, wgmma, and moves of their fragments.
 
 Layouts are those of the PTX ISA, sections "Matrix fragments for mma" and "Asynchronous warpgroup level matrix shared
 memory layout"; products are added up in float64.
@@ -42,9 +42,9 @@ def _warps(machine: Machine, names: list[str]) -> np.ndarray:
 
 
 def _left(machine: Machine, names: list[str], kind: str) -> np.ndarray:
-    """A [warps, 16, K] of registers, four or two to a lane."""
+    """A [warps, 16, K] from registers, four or two per lane."""
     raw = _warps(machine, names)
-    found = np.zeros((len(raw), 16, 8 * len(names)), np.uint8)  # of 32 or 16 bytes of K
+    found = np.zeros((len(raw), 16, 8 * len(names)), np.uint8)  # K has 32 or 16 bytes
     lane = np.arange(32)
     for register in range(len(names)):
         row = lane // 4 + 8 * (register % 2)
@@ -55,7 +55,7 @@ def _left(machine: Machine, names: list[str], kind: str) -> np.ndarray:
 
 
 def _right(machine: Machine, names: list[str], kind: str) -> np.ndarray:
-    """B [warps, 8, K] of registers, two or one to a lane."""
+    """B [warps, 8, K] from registers, two or one per lane."""
     raw = _warps(machine, names)
     found = np.zeros((len(raw), 8, 16 * len(names)), np.uint8)
     lane = np.arange(32)
@@ -66,7 +66,7 @@ def _right(machine: Machine, names: list[str], kind: str) -> np.ndarray:
 
 
 def _add(machine: Machine, names: list[str], product: np.ndarray, sums: list[str] | None, kind: str) -> None:
-    """Put sums [warps, 16, N] where their lanes have them, with those that were there."""
+    """Add products [warps, 16, N] to the lanes' sums; None: there are no earlier sums."""
     lane = np.arange(32)
     for number, name in enumerate(names):
         row = lane // 4 + 8 * (number % 4 // 2)
@@ -86,7 +86,7 @@ def fragment_product(machine: Machine, line: Line) -> None:
 
 
 def group_product(machine: Machine, line: Line) -> None:
-    """wgmma.mma_async.sync.aligned.m64nNkK.D.A.B, done at once."""
+    """wgmma.mma_async.sync.aligned.m64nNkK.D.A.B, executed at once."""
     found = re.match(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)", line.name)
     assert found is not None
     columns, depth, (sums, left, right) = int(found[1]), int(found[2]), found.groups()[2:]
@@ -114,16 +114,16 @@ def group_product(machine: Machine, line: Line) -> None:
 
 
 def _operand(machine: Machine, name: str, rows: np.ndarray, depth: int, kind: str, transposed: bool) -> np.ndarray:
-    """[warps, rows, K] of shared memory, as a descriptor tells."""
+    """An operand [warps, rows, K] in shared memory, located by its descriptor."""
     from ptx_machine import Fault
 
     size = _size(kind)
     described = machine.get(name, "u64").astype(np.int64)[::32, None, None]
     start, leading, stride = ((described >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
     mode = int(machine.get(name, "u64")[machine.mask][0] >> np.uint64(62))
-    width = {0: 16, 1: 128, 2: 64, 3: 32}[mode]  # bytes of a row of the pattern
+    width = {0: 16, 1: 128, 2: 64, 3: 32}[mode]  # bytes per row of the swizzle pattern
     k, row = np.arange(depth)[None, None, :], rows[:, :, None].astype(np.int64)
-    if transposed:  # rows lie beside each other
+    if transposed:  # rows are contiguous
         each = width // size
         across, along = (leading, stride) if mode else (stride, leading)
         at = start + row // each * across + row % each * size + k // 8 * along + k % 8 * width
@@ -146,7 +146,7 @@ def _operand(machine: Machine, name: str, rows: np.ndarray, depth: int, kind: st
 
 
 def load_matrix(machine: Machine, line: Line) -> None:
-    """ldmatrix: eight rows of 16 bytes a matrix, whose places the lanes have."""
+    """ldmatrix: eight rows of 16 bytes per matrix; the lanes hold the rows' addresses."""
     names = machine.vector(line.operands[0])
     place = machine.place(line.operands[1])
     asks = machine.mask & (machine.thread % 32 < 8 * len(names))
@@ -161,7 +161,7 @@ def load_matrix(machine: Machine, line: Line) -> None:
 
 
 def store_matrix(machine: Machine, line: Line) -> None:
-    """stmatrix: the same the other way."""
+    """stmatrix: the inverse of ldmatrix."""
     names = machine.vector(line.operands[1])
     place = machine.place(line.operands[0])
     lane = np.arange(32)

@@ -1,10 +1,10 @@
-"""A race detector over Triton's interpreter: which programs of one launch touch the same bytes, and in no order.
+"""A race detector over Triton's interpreter: finds programs of one launch that touch the same bytes without an order.
 
-Programs of a launch run in any order and at once. Two of them may touch a byte only if both read it, or if one has
-counted with an atomic behind its access and the other before its own: an atomic on a place orders all that a program
-did before it ahead of all that a program does behind a later one there. The interpreter runs programs one after the
-other, so that a race changes nothing there; what each touches is written down instead. Programs can also be run in
-another order: `reverse` and `shuffle` number them anew. An access outside the tensors of the launch is an error too.
+Programs of a launch run concurrently, in any order. Two of them may touch a byte only if both read it, or if one
+executes an atomic after its access and the other one before its own: an atomic at an address orders all that its
+program did before ahead of all that a program does after a later atomic there. The interpreter runs programs one after
+the other, so a race has no effect there; instead the bytes that each touches are recorded. Programs can also run in
+another order: `reverse` and `shuffle` renumber them. An access outside the tensors of the launch is also an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Order = Callable[[int], list[int]]  # how many programs there are -> in which order they run
+Order = Callable[[int], list[int]]  # number of programs -> their order
 
 
 def in_order(count: int) -> list[int]:
@@ -40,13 +40,13 @@ class Race(AssertionError):
 
 
 class OutOfBounds(AssertionError):
-    """A program touches memory that is no argument's."""
+    """A program touches memory outside all arguments."""
 
 
 class Launch:
-    """What the programs of one launch have touched. A segment is a program between two of its atomics.
+    """The bytes that the programs of one launch have touched. A segment is the part of a program between two atomics.
 
-    places: first address and end of each tensor that it was given.
+    places: the first address and the end of each tensor argument.
     """
 
     def __init__(self, places: Sequence[tuple[int, int]] = ()) -> None:
@@ -69,7 +69,7 @@ class Launch:
             )
 
     def _check_bounds(self, addresses: np.ndarray, width: int) -> None:
-        """OutOfBounds if some element is not within one of the places, which may overlap."""
+        """Raise OutOfBounds if an element is not within one of the places, which may overlap."""
         inside = np.zeros(len(addresses), dtype=bool)
         for begin, end in self.places:
             inside |= (addresses >= begin) & (addresses + np.uint64(width) <= end)
@@ -77,7 +77,7 @@ class Launch:
             raise OutOfBounds(f"{len(inside) - inside.sum()} of {len(inside)} elements are in no argument")
 
     def count(self, addresses: np.ndarray, mask: np.ndarray) -> None:
-        """An atomic: the program sees what others did before theirs, and goes on in a new segment."""
+        """Record an atomic: the program sees what others did before theirs, and continues in a new segment."""
         segment = len(self.programs) - 1
         done = self.before[segment] | {segment}
         for address in np.unique(addresses[mask.astype(bool)]).tolist():
@@ -87,7 +87,7 @@ class Launch:
         self.enter(self.programs[segment], done)
 
     def check(self, name: str) -> None:
-        """Race if there is one."""
+        """Raise Race if there is one."""
         if not self.touched[True]:
             return
         written, writer = _flat(self.touched[True])
@@ -116,14 +116,14 @@ class Launch:
 
 
 def _flat(touched: list[tuple[int, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes and the segment of each."""
+    """The addresses of touched bytes, and the segment of each."""
     segments = np.concatenate([np.full(len(found), segment) for segment, found in touched])
     return np.concatenate([found for _, found in touched]), segments
 
 
 @contextmanager
 def detecting(order: Order = in_order) -> Iterator[list[str]]:
-    """Launches in here run their programs in this order, and raise Race. Gives the kernels that ran."""
+    """Launches inside run their programs in this order, and raise Race. Yields a list of the kernels that ran."""
     import triton.runtime.interpreter as interpreter
 
     native, builder = interpreter._interpreter, interpreter.interpreter_builder  # type: ignore[attr-defined]

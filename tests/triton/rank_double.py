@@ -1,6 +1,6 @@
 """`python -m rank_double FD`: the process of a rank whose GPU is a fake driver, with kernels that do nothing.
 
-ICC_RANK_FAULT: "start" fails while it loads, "hang" takes no message behind the first ones.
+ICC_RANK_FAULT: "start" fails while it loads, "hang" takes no message after the first ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from icc.runtime.executor.rank_processes import run_rank  # noqa: E402
 
 
 class DryDriver(FakeDriver):
-    """Any kernel is loaded, and does nothing."""
+    """A driver that loads any kernel and runs none."""
 
     def __init__(self) -> None:
         super().__init__({}, count=8, dry=True)

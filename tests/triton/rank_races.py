@@ -1,8 +1,8 @@
-"""A race detector over kernels of several ranks: which of their programs touch the same bytes, and in no order.
+"""A race detector over kernels of several ranks: finds programs that touch the same bytes without an order.
 
-What orders programs of different ranks is that one tells with a release and the other sees it with an acquire, at one
-place; a rank's own launches come one behind the other. Unlike in races.py, an atomic orders no more than it says, for
-a rank that polls has not been told yet.
+Programs of different ranks are ordered by a release of one that the other sees with an acquire, at one address; a
+rank's own launches run one after the other. Unlike in races.py, an atomic orders only by its semantics, because a rank
+that polls has not been notified yet.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from icc.compiler.backends.triton.lockstep import Lockstep
 from icc.compiler.backends.triton.spec import LaunchSpec
 from races import Launch
 
-Arguments = Callable[[int], Sequence[torch.Tensor | int]]  # of a launch, by rank
+Arguments = Callable[[int], Sequence[torch.Tensor | int]]  # arguments of a launch by rank
 
 
 class RankLaunches(Launch):
-    """What the launches of all ranks have touched; programs are numbered through."""
+    """The bytes that the launches of all ranks have touched; programs are numbered consecutively."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
-        self.done: list[set[int]] = [set() for _ in range(ranks)]  # segments of a rank's earlier launches, and before
-        self.now = [0] * ranks  # the segment that a rank is in
+        self.done: list[set[int]] = [set() for _ in range(ranks)]  # segments before a rank's next launch
+        self.now = [0] * ranks  # the current segment of each rank
         self.numbers = 0
 
     def launch(self, rank: int, places: Sequence[tuple[int, int]]) -> None:
@@ -42,7 +42,7 @@ class RankLaunches(Launch):
         self.now[rank] = len(self.programs) - 1
 
     def ended(self, rank: int, first: int, owners: Sequence[int]) -> None:
-        """A launch has: all that its programs did, and saw done, comes before what the rank does next."""
+        """A launch has ended: all that its programs did and saw comes before what the rank does next."""
         for segment in range(first, len(self.programs)):
             if owners[segment] == rank:
                 self.done[rank] |= {segment, *self.before[segment]}
@@ -64,8 +64,8 @@ def run_racing(
     lockstep: Lockstep,
     programs: bool = False,
 ) -> None:
-    """Run the launches on every rank, in lockstep. Race if two programs touch the same byte and nothing orders them.
-    programs: the ranks are the programs of each launch, which wait for each other."""
+    """Run the launches on every rank, in lockstep. Raises Race if two programs touch the same byte and nothing orders
+    them. programs: the ranks are the programs of each launch, which wait for each other."""
     found = RankLaunches(ranks)
     owners: list[int] = []
     with _watching(found, owners, lockstep, ranks if programs else 0):
@@ -86,7 +86,8 @@ def run_racing(
 
 @contextmanager
 def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep, programs: int) -> Iterator[None]:
-    """programs: how many a launch has, each of which a rank runs; 0: every rank runs all of its launches."""
+    """Record accesses inside. programs: the number of programs of a launch, each run by a rank; 0: every rank runs all
+    programs of its launches."""
     import triton.runtime.interpreter as interpreter
 
     native, builder = interpreter._interpreter, interpreter.interpreter_builder  # type: ignore[attr-defined]
@@ -120,7 +121,7 @@ def _watching(found: RankLaunches, owners: list[int], lockstep: Lockstep, progra
 
     def atomic(op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         assert str(scope).endswith("GPU" if programs else "SYSTEM"), scope
-        result = rmw(op, ptr, val, mask, sem, scope)  # others may have run meanwhile
+        result = rmw(op, ptr, val, mask, sem, scope)  # other ranks may have run meanwhile
         found.synchronize(lockstep.running, int(ptr.data.flat[0]), str(sem).lower())
         own()
         return result

@@ -1,4 +1,4 @@
-"""Snapshots of all templates but those of products with weights: name -> Point."""
+"""Snapshots of all templates except those of products with weights: name -> Point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot of a Triton template is made of: one launch of one kernel at small params."""
+"""The input of a snapshot of a Triton template: one launch of one kernel at small params."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DECODE, MIXED = Shape(4, True), Shape(32, False)
 
 @dataclass(frozen=True)
 class Point:
-    """One launch (by number) of one kernel. `types`: of its operands, "" for an absent one. tiling: instead of what the
-    target's cost model would choose."""
+    """One launch (by number) of one kernel. `types`: of its operands, "" for an absent one. tiling: replaces the choice
+    of the target's cost model."""
 
     op: str
     params: dict[str, Any]
@@ -41,7 +41,7 @@ class Point:
 
 
 class Fixed(Tuner):
-    """Picks one tiling, where a kernel offers such ones, and of any other choice the second."""
+    """A tuner that picks the given tiling if the kernel offers tilings, and the second option of other choices."""
 
     def __init__(self, target: Any, config: Config | None) -> None:
         super().__init__(target)

@@ -14,7 +14,7 @@ ADD = Body.parse("t0 = add a0 a1")
 FEW = {"decode": 1, "m": 8, "n": 16, "k": 16, "warps": 2, "stages": 2, "splits": 1}
 MANY = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 3, "splits": 1}
 SPLIT = {**MANY, "splits": 2}
-APART = {**SPLIT, "m": 128}  # more rows than the last program of a tile adds up
+APART = {**SPLIT, "m": 128}  # more rows than the last program of a tile sums
 
 PRODUCTS: dict[str, Point] = {
     "linear_decode_dense__bf16": Point(

@@ -1,4 +1,4 @@
-"""Adapters on GPUs: the plans of steps with and without them, interpreted, and through a driver that is not one."""
+"""Adapters on GPUs: the plans of steps with and without them, interpreted, and over a fake driver."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def roomy(model: Path) -> GpuEngine:
-    """With room for every kind, over weights of 4 bits."""
+    """An engine with slots for every kind of adapter, over 4-bit weights."""
     return build(model, "rtn4", LIMITS, adapters="2x16+dora:all-linear,lm_head,embed_tokens")
 
 
@@ -67,7 +67,7 @@ def adapter(sites: list[AdapterSite], number: int) -> Adapter:
 
 
 def of_every_kind(sites: list[AdapterSite]) -> Adapter:
-    """Magnitudes and biases, A and B of the table and the head, and rows of the table."""
+    """An adapter with magnitudes and biases, A and B for the table and the head, and rows of the table."""
     random, changes = np.random.default_rng(0), dict(adapter(sites, 0).changes)
     for site in sites:
         change = changes[site.parameter]
@@ -103,13 +103,13 @@ def test_every_kind_in_an_interpreted_plan(roomy: GpuEngine, model: Path, monkey
 
 
 def test_the_head_adds_in_place(roomy: GpuEngine) -> None:
-    """No buffer of the width of the vocabulary lies beside the logits."""
+    """Besides the logits, no buffer has the width of the vocabulary."""
     [step] = (s for s in roomy.program.steps if isinstance(s, ExpertProduct) and isinstance(s.y, OutputOperand))
     assert isinstance(step.extras[0], OutputOperand) and step.extras[0].name == step.y.name == LOGITS
 
 
 def check(executor: Player[Any], built: GpuEngine, model: Path, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
-    """Adapters take turns in two slots; steps without one are as they were before."""
+    """Check that adapters share two slots in turn, and that steps without adapters do not change."""
     plan = built.program.adapters
     assert plan is not None
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
@@ -154,7 +154,7 @@ def test_through_the_driver_of_a_gpu(built: GpuEngine, model: Path, monkeypatch:
 
 
 def test_a_pool_is_written_beside_a_capture(built: GpuEngine) -> None:
-    """By the thread that loads, while another captures a graph: the copy is no part of that."""
+    """The loading thread writes while another captures a graph: the copy is not captured."""
     plan = built.program.adapters
     assert plan is not None
     pool = plan.pools[0].weight
@@ -181,7 +181,8 @@ def test_the_base_launches_what_it_did(built: GpuEngine, model: Path) -> None:
 
 
 def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses with branches: what is accepted moves to its place in the cache before the next step with adapters."""
+    """Guesses with branches: accepted keys and values move to their slots in the cache before the next step with
+    adapters."""
     plan = built.program.adapters
     assert plan is not None
     monkeypatch.setattr(resident, "read_adapter", lambda path, *_: adapter(plan.sites, int(path.name)))
@@ -198,7 +199,7 @@ def test_trees_of_guesses(built: GpuEngine, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_adapters_launch(tiny: Any, tmp_path: Path) -> None:
     """A product with A for each value that layers read: q, k and v, o, gate and up, down. B is added in these layers'
-    own products. Steps without adapters launch what they launch in an engine without room."""
+    own products. Steps without adapters launch the same as in an engine without adapter slots."""
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", dtype="bfloat16")
     built = build(tmp_path / "model", "none", LIMITS, adapters="2x16")
     plan, bare = built.program.plan, build(tmp_path / "model", "none", LIMITS).program.plan

@@ -1,6 +1,6 @@
-"""What a kernel touches is shown to lie in its buffers, and no index to leave 32 bits: on IR as Triton prints it.
+"""Proofs that a kernel's accesses lie in its buffers and that no index exceeds 32 bits, on Triton's printed IR.
 
-Every compile for a GPU shows it of the kernels of its plan (tests/engine/test_gpu_targets.py); here are planted faults.
+Every compile for a GPU proves this for its kernels (tests/engine/test_gpu_targets.py); here are planted faults.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def faults(
     rows: int, stride: int, *, kind: str = "i64", compared: str = "slt", body: str = LAST, columns: int = 1,
     nbytes: int = 0, numbers: tuple[int, int] | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Of a kernel that reads an element of each row of a table, at whole blocks of 64 rows."""
+    """The faults found in a kernel that reads an element of each row of a table, in whole blocks of 64 rows."""
     row = "%4" if kind == "i32" else "%7"
     text = ROWS.format(stride=stride, kind=kind, compared=compared, row=row, body=body, columns=columns)
     place = np.arange(-(-rows // 64), dtype=np.int64)
@@ -100,7 +100,7 @@ def test_pages_beyond_2_31_elements_and_numbers_that_may_be_anything() -> None:
 
 
 def test_what_a_loop_carries_is_followed() -> None:
-    """A number that is loaded in one step is a place in the next."""
+    """A number that is loaded in one iteration is an index in the next."""
     assert faults(1, 1, body=COUNTED, numbers=(0, 0)) == ()
     assert faults(1, 1, body=COUNTED, numbers=(0, 5)) == ("reads 20 bytes behind the end of argument 2",)
     counter = COUNTED.replace("%arg2, %arg10", "%arg2, %arg9")
@@ -109,7 +109,7 @@ def test_what_a_loop_carries_is_followed() -> None:
 
 
 def test_places_of_equal_blocks_along_other_axes_are_not_taken_for_one() -> None:
-    """A mask over the columns says nothing of the rows, also where both are lanes of one block."""
+    """A mask over the columns does not bound the rows, even if both are lanes of one block."""
     body = """%12 = tt.expand_dims %2 {axis = 0 : i32} : tensor<64xi32> -> tensor<1x64xi32>
     %13 = tt.expand_dims %2 {axis = 1 : i32} : tensor<64xi32> -> tensor<64x1xi32>
     %14 = tt.splat %arg1 : i32 -> tensor<1x64xi32>
@@ -125,7 +125,7 @@ def test_places_of_equal_blocks_along_other_axes_are_not_taken_for_one() -> None
 
 
 def test_a_group_whose_first_column_is_inside_is_inside() -> None:
-    """Groups of 32 columns, of which the mask sees the first: K is a multiple of 32, or is not."""
+    """Groups of 32 columns whose first column is masked: K is a multiple of 32, or is not."""
     body = """%12 = arith.constant dense<32> : tensor<64xi32>
     %13 = arith.muli %2, %12 : tensor<64xi32>
     %14 = arith.cmpi slt, %13, %5 : tensor<64xi32>
@@ -141,7 +141,7 @@ def test_a_group_whose_first_column_is_inside_is_inside() -> None:
 
 @pytest.mark.parametrize(("kind", "shown"), [("ogt", True), ("one", True), ("oge", False), ("ugt", False)])
 def test_what_is_not_the_number_of_masked_elements_was_loaded(kind: str, shown: bool) -> None:
-    """Tokens are loaded where their logits are more than what stands for those that were not loaded."""
+    """Tokens are loaded if their logits are larger than the value for masked elements."""
     body = f"""{LAST}
     %12 = arith.cmpf {kind}, %11, %cst : tensor<64xf32>
     %13 = tt.load %10, %12, %cst : tensor<64x!tt.ptr<f32>>"""
@@ -150,7 +150,7 @@ def test_what_is_not_the_number_of_masked_elements_was_loaded(kind: str, shown: 
 
 
 def test_facts_are_put_together() -> None:
-    """token < end - start, so start + token < end; and the parts of a division."""
+    """token < end - start, so start + token < end; and quotient and remainder of a division."""
     start, end, token = (UnknownInteger(0, 100) for _ in range(3))
     facts = [Form.of(token).plus(Form.of(end), -1).plus(Form.of(start)).plus(Form(1))]
     assert upper(Form.of(start).plus(Form.of(token)), facts) == 99

@@ -1,4 +1,4 @@
-"""What the loops of AMD kernels do, read in their machine code: MFMA with waves of 64, WMMA with waves of 32."""
+"""The loops of AMD kernels, read from their machine code: MFMA with waves of 64, WMMA with waves of 32."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_a_loop_does_is_counted() -> None:
         "1 accesses of local memory per step",
         "2 of 3 copies of fewer than 16 bytes",
     )
-    [twice] = matrix_loops(LOOP, TTGIR.replace("TYPE", "bf16"), 2)  # two warps for a product of one
+    [twice] = matrix_loops(LOOP, TTGIR.replace("TYPE", "bf16"), 2)  # two warps for the product of one
     assert loop_faults("attention", [twice])[0] == "computes 2.00 times what it multiplies"
     assert matrix_loops(LOOP, "", 1) == ()
 
@@ -91,7 +91,7 @@ def test_products_without_matrix_instructions_are_refused() -> None:
 
 @pytest.mark.parametrize("target", ["rx7900xtx", "rx9070xt"])
 def test_no_warp_repeats_what_another_does(target: str) -> None:
-    """A warp multiplies 16 x 16 values at once: tiles of 16 rows and 32 columns are for two."""
+    """A warp multiplies 16 x 16 values at once: a tile of 16 rows and 32 columns has work for two warps."""
     for stored in ("bf16", "q4g128", "q8g128"):
         for rows in (1, 16, 64, 512):
             kernel = product("gate_up", stored)

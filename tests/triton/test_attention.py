@@ -21,7 +21,7 @@ from icc.runtime.format.kv import KVLayer
 from interpreting import TUNER
 from sizes import soak, usual
 
-# Of the largest output: one rounding of q, of the weights and of the output.
+# Relative to the largest output: one rounding each of q, the weights and the output.
 TOLERANCE = {"f32": 2e-6, "bf16": 1e-2, "f16": 1e-3, "i8": 1e-2, "f8": 1e-2, "i4": 1e-2, "i2": 1e-2}
 LAYERS = {
     "grouped": Layer(8, 2, 64, 64, 64),
@@ -50,7 +50,7 @@ def test_mixed(name: str) -> None:
     check(Step(LAYERS[name], MIXED, "bf16"), False)
 
 
-WHOLE = [(0, 19), (0, 1), (0, 70), (0, 23)]  # sequences of which every token is in the step
+WHOLE = [(0, 19), (0, 1), (0, 70), (0, 23)]  # sequences with every token in the step
 AHEAD = {
     "all": Layer(4, 4, 32, 32, ahead=-1),
     "window to both sides": Layer(4, 2, 16, 16, 16, window=9, ahead=8),
@@ -65,7 +65,7 @@ def test_tokens_that_see_later_ones(name: str) -> None:
     check(Step(AHEAD[name], [(0, 1), (0, 1)], "f32"), True)
 
 
-# a bushy tree, one of more than 32 tokens, and one across the end of a page and of a tile, beside what has none
+# a wide tree, one of more than 32 tokens, and one across the end of a page and of a tile, beside plain sequences
 TREES = {
     0: [0, 0, 1, 1, 2, 3, 3, 6, 0, 9],
     3: [max(0, i // 2 - i % 3) for i in range(47)],
@@ -74,7 +74,7 @@ TREES = {
 VERIFYING = [(37, 11), (0, 19), (90, 1), (5, 48), (60, 10), (64, 5)]
 
 
-# without trees, each of the others is in test_mixed
+# without trees, the other caches are in test_mixed
 @pytest.mark.parametrize(
     "name",
     usual(LAYERS, "grouped", "single, softcap", "sinks, window", "chunk, wide", "alibi", "alibi, softcap, sinks"),
@@ -84,7 +84,7 @@ def test_trees_of_guesses(name: str) -> None:
 
 
 def test_trees_in_small_tiles() -> None:
-    """A tile then begins within a tree."""
+    """Some tiles begin within a tree."""
     step = Step(LAYERS["multi-query, interleaved, window"], VERIFYING, "f32", trees=TREES)
     key = f"attention_mixed_{step.kernel().workload.key}_many"
     tiling = {"rows": 32, "heads": 7, "tile": 16, "warps": 4, "stages": 2}
@@ -136,7 +136,7 @@ def test_splits_and_pages(splits: int, block_size: int) -> None:
 
 
 class Split(Tuner):
-    """Splits everything so often."""
+    """A tuner that chooses a given number of splits."""
 
     def __init__(self, splits: int) -> None:
         super().__init__(TARGETS["h100"])
@@ -165,7 +165,7 @@ def test_mixed_steps_whose_keys_are_split(name: str, cache: str, splits: int) ->
 
 
 def test_narrow_pieces_and_shared_heads() -> None:
-    """As on targets whose products must not be wider than high, and with more query heads than a program takes."""
+    """On a target with small tiles, and with more query heads than a program takes."""
     check(Step(LAYERS["chunk, wide"], MIXED, "bf16"), False, tuner=Tuner(TARGETS["a10g"]))
     many = Layer(67, 1, 16, 16)
     check(Step(many, [(5, 9), (40, 1)], "bf16"), False)
@@ -200,7 +200,7 @@ def test_refusals_name_the_fact() -> None:
 
 
 def test_phases_share_objects_and_decode_does_not_spill() -> None:
-    """Built for a GPU: 13 phases need few sources, and those of decode no local memory."""
+    """Compiled for a GPU: 13 phases need few sources, and the decode kernels use no local memory."""
     kernel = Step(Layer(8, 2, 64, 64, 64), [(1, 1)], "bf16", 32).kernel()
     target = TARGETS["a100"]
     decode = [s for n in (1, 2, 4, 8, 16, 64, 256) for s in kernel.launches(Shape(n, True), LIMITS, Tuner(target))]
@@ -213,7 +213,7 @@ def test_phases_share_objects_and_decode_does_not_spill() -> None:
 
 @pytest.mark.parametrize("cache", soak("i4", "i2"))
 def test_packed_caches_do_not_spill(cache: str) -> None:
-    """Unpacked, mixed and centred, with heads of 64."""
+    """Kernels that unpack, mix and centre codes, with heads of 64."""
     kernel, target = Step(Layer(32, 8, 64, 64, 64), [(1, 1)], cache, 32).kernel(), TARGETS["h100"]
     shapes = (Shape(1, True), Shape(16, False), Shape(8192, False))
     specs = [spec for shape in shapes for spec in kernel.launches(shape, LIMITS, Tuner(target))]

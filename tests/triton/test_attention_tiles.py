@@ -1,4 +1,4 @@
-"""The choice of attention tilings: every target has one for every head, which fits, and small batches are split."""
+"""The choice of attention tilings: every target has one that fits for every head size, and small batches are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention that writes the keys and values of its own step: the same bits as a write and a read after it."""
+"""Attention that writes the keys and values of its own step: bit-equal to a write followed by a read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVERY = [(name, cache, True) for name in LAYERS for cache in ("bf16", "f32", "i8
 
 
 def joined(step: Step) -> tuple[AttentionKernel, dict[str, torch.Tensor]]:
-    """The layer's kernel as it is where it writes, and the operands of that."""
+    """The layer's kernel with writes, and its further operands."""
     layer, kind = step.layer, step.kind
     wide = {"k": layer.kv_heads * layer.key_dim + 5, "v": layer.kv_heads * layer.value_dim + 5}
     found = {f"new.{name}": torch.randn(step.tokens, width).to(DTYPES[kind]) for name, width in wide.items()}
@@ -46,7 +46,7 @@ def joined(step: Step) -> tuple[AttentionKernel, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("name", "cache", "decode"), [*USUAL, *soak(*(case for case in EVERY if case not in USUAL))])
 def test_the_same_bits(name: str, cache: str, decode: bool) -> None:
-    """The new tokens' slots hold other numbers before."""
+    """The slots of the new tokens hold other numbers before."""
     step = Step(LAYERS[name], DECODE if decode else MIXED, cache)
     kernel, new = joined(step)
     apart = deepcopy(step)
@@ -62,5 +62,5 @@ def test_the_same_bits(name: str, cache: str, decode: bool) -> None:
     got = step.run(decode, kernel=kernel, more=new)
     assert torch.equal(step.pool.bytes, apart.pool.bytes) and torch.equal(got, expected)
     launches = [spec.entry for spec in kernel.launches(Shape(step.tokens, decode), LIMITS, TUNER)]
-    folded = decode and name != "many"  # whose query heads several programs share
+    folded = decode and name != "many"  # several programs share its query heads
     assert ("kv_write" in launches) != folded and launches[0] == "kv_move"

@@ -43,7 +43,7 @@ def test_bmm(kinds: str, transposed: bool, rows: int, batch: int, m: int, k: int
 
 
 def test_phases_share_kernels() -> None:
-    """Few lines use no tiles; a matrix per row does not depend on the phase."""
+    """Few rows use no tiles; with a matrix per row, the kernel does not depend on the phase."""
 
     def sources(b_row_stride: int) -> list[str]:
         kernel = make_kernel(
@@ -58,7 +58,7 @@ def test_phases_share_kernels() -> None:
 
 
 def test_reading_hides_arithmetic() -> None:
-    """An A100 reads longer than it computes here: tiles of 128 columns win, which read a less."""
+    """An A100 is bound by reads here: tiles of 128 columns win, because they read `a` fewer times."""
     kernel = make_kernel(
         "bmm", batch=1, m=64, k=128, n=256, strides={"a": 8192, "b": 32768, "c": 16384}, types=("bf16",) * 3,
         aligned=(True,) * 3,

@@ -1,4 +1,4 @@
-"""Products that add what the adapter of each row changes, in every cut; pieces of columns have their own operands."""
+"""Products that add the change of each row's adapter, with every tiling; ranges of columns have their own operands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CUTS = {
 
 
 class Adapted:
-    """A product of random rows with its operands; each row has a slot, none (-1), or one that there is not."""
+    """A product of random rows with its operands; each row has a slot, none (-1), or one that does not exist."""
 
     def __init__(self, cut: str, bits: int, kind: str = "bf16", rank: int = RANK) -> None:
         torch.manual_seed(3)
@@ -39,7 +39,7 @@ class Adapted:
         self.x, self.w = rows(self.count, K, K, kind), weight((N, K), kind, bits, 64 if bits else 0)
         self.residual = torch.randn(self.count, N)
         sizes = [end - begin for begin, end in zip((0, *ENDS), ENDS, strict=False)]
-        self.low = torch.randn(self.count, rank * len(ENDS)).to(self.x.dtype)  # all pieces beside each other
+        self.low = torch.randn(self.count, rank * len(ENDS)).to(self.x.dtype)  # all ranges beside each other
         self.up = [torch.randn(SLOTS, size, rank).to(self.x.dtype) / 8 for size in sizes]
         self.shift = [torch.randn(SLOTS, size) for size in sizes]
         self.slots = torch.tensor([(2, -1, 0, 1, SLOTS)[row % 5] for row in range(self.count)], dtype=torch.int32)
@@ -84,7 +84,7 @@ def test_every_cut_adds_the_change_of_each_row(cut: str, bits: int) -> None:
     adapted = Adapted(cut, bits)
     found = adapted.run(adapted.slots)
     check(found, adapted.expected(), "f32")
-    for kept in (0, 1):  # a row's bits are the same whatever slots the others have
+    for kept in (0, 1):  # a row's bits do not depend on the other rows' slots
         alone = torch.where(torch.arange(adapted.count) == kept, adapted.slots, -1).to(torch.int32)
         assert torch.equal(adapted.run(alone)[kept], found[kept])
 

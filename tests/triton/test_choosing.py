@@ -18,7 +18,8 @@ SEQUENCES = [(0, 9), (70, 1), (0, 0), (40, 5), (3, 2)]
 
 
 def choose(step: Step, heads: int, count: int, decode: bool) -> tuple[Tensor, Tensor]:
-    """What the kernels write [tokens, WIDTH], and the weights of heads; the gap of each row must keep its NaN."""
+    """The output [tokens, WIDTH] of the kernels, and the weights of heads; asserts that the gap of each row is still
+    NaN."""
     dim = step.layer.key_dim
     w = torch.randn(step.tokens, heads + 1).to(DTYPES[step.kind])
     kv = cache(1, dim, dim, step.cache, step.block_size, shared=True)
@@ -54,7 +55,7 @@ def choose(step: Step, heads: int, count: int, decode: bool) -> tuple[Tensor, Te
 
 
 def check(step: Step, heads: int, count: int, decode: bool = False) -> None:
-    """Each token's choice of the keys that it sees is among the best, but for what is nearly equal."""
+    """Check that each token chooses the best of the keys that it sees, except nearly equal ones."""
     rows, weights = choose(step, heads, count, decode)
     left_out = torch.tensor(LEFT_OUT).to(DTYPES[step.kind]).double()
     token = 0

@@ -1,4 +1,4 @@
-"""Norms that also write what they make in 8 bits: the codes that a kernel before the product would make of it."""
+"""Norms that also write their output in 8 bits: the codes that a separate kernel before the product would write."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_norm_writes_what_its_reader_would_make(coding: str, stored: str, d: i
     y, total = (torch.empty(rows, d, dtype=torch.bfloat16) for _ in range(2))
     codes, scales = torch.empty(rows, d, dtype=torch.uint8), torch.empty(rows, words, dtype=torch.int32)
     more = {"coded.codes": codes, "coded.scales": scales}
-    wraps = coding == "mxfp8"  # the exponent of the row that is not finite
+    wraps = coding == "mxfp8"  # the exponent of the non-finite row
     run_kernel(kernel_of(step), [x, r, torch.randn(d)], [y, total], shape=Shape(4, True), more=more, wraps=wraps)
     kernel = make_kernel("linear_q", k=d, n=32, types=("bf16", "u8", "", "f32"), stored=stored)
     own = kernel.launches(Shape(32, False), LIMITS, Tuner(TARGETS["b200"]))[0]

@@ -1,4 +1,4 @@
-"""What ranks give each other: right numbers at odd sizes, launch behind launch, and no race between ranks."""
+"""Collectives of ranks: right numbers at odd sizes, over consecutive launches, and no race between ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rank_races import run_racing
 from sizes import soak
 
 LIMITS = Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=4096)
-LEAST = 4  # rows that are divided
+LEAST = 4  # fewer rows are not divided
 
 
 def operand(name: str, n: int, dtype: str = "f32") -> BufferOperand:
@@ -61,7 +61,7 @@ def spec_of(step: Collective, tokens: int, target: str = "h100") -> LaunchSpec:
 
 
 class Ranks:
-    """Values and areas of some ranks. launches: of each, the spec, x of all ranks and what y must be."""
+    """Values and exchange areas of some ranks. launches: spec, rows, x and y of all ranks, and the expected y."""
 
     def __init__(self, ranks: int, seed: int = 0) -> None:
         self.ranks, random = ranks, Random(seed)
@@ -97,7 +97,7 @@ class Ranks:
         return slice(first, first + own)
 
     def _alone(self, rows: torch.Tensor, own: slice) -> torch.Tensor:
-        """Of these rows only a rank's own; nothing else is a number."""
+        """The rows with all except the rank's own set to NaN."""
         found = torch.full_like(rows, float("nan"))
         found[own] = rows[own]
         return found
@@ -109,7 +109,7 @@ class Ranks:
                 assert torch.equal(y.nan_to_num(1e9), its.nan_to_num(1e9))
 
     def bound(self) -> list[Any]:
-        """What `run_racing` takes: launches whose grid is not empty, with their grids and arguments."""
+        """The launches for `run_racing` whose grid is not empty, with their grids and arguments."""
         found = []
         for spec, rows, xs, ys, _ in self.launches:
             if programs := spec.grid[0].value(self._sizes(rows, 0)):
@@ -127,8 +127,8 @@ class Ranks:
 @pytest.mark.parametrize("ranks", [2, 3, *soak(4, 8)])
 @pytest.mark.parametrize("seed", [0, *soak(*range(1, 20))])
 def test_ranks_have_the_same_numbers_and_do_not_race(ranks: int, seed: int) -> None:
-    """Kernels of several sizes take turns at the same areas: a decode, odd sizes, and one whose programs have several
-    pieces each."""
+    """Kernels of several sizes use the same areas in turn: a decode, odd sizes, and one whose programs have several
+    chunks each."""
     node = Ranks(ranks, seed)
     for step, rows, tokens in (
         (a_sum(ranks, 1536), 1, 1), (a_sum(ranks, 33), 3, 4), (lines(ranks, 2, 129), 3, 4), (a_sum(ranks, 33), 0, 4),
@@ -141,8 +141,8 @@ def test_ranks_have_the_same_numbers_and_do_not_race(ranks: int, seed: int) -> N
 @pytest.mark.parametrize("ranks", [2, 3, *soak(4, 8)])
 @pytest.mark.parametrize("seed", [0, *soak(*range(1, 20))])
 def test_rows_that_ranks_divide(ranks: int, seed: int) -> None:
-    """Numbers of rows that divide and that do not, in 16 bits too, among whole sums; several pieces per program. Of few
-    rows every rank has all, and nothing is gathered."""
+    """Numbers of rows that divide evenly or not, also in 16 bits, between whole sums; several chunks per program. If
+    there are few rows, every rank has all of them, and nothing is gathered."""
     node = Ranks(ranks, seed)
     for step, rows, tokens in (
         (own_sum(ranks, 96), 8, 8), (all_rows(ranks, 96), 8, 8), (own_sum(ranks, 33), 3, 16),
@@ -154,7 +154,7 @@ def test_rows_that_ranks_divide(ranks: int, seed: int) -> None:
 
 
 def test_decodes_and_small_phases_have_whole_sums() -> None:
-    """There, the kernel is that of a whole sum, and nothing is launched to gather."""
+    """Their kernel is that of a whole sum, and no gather is launched."""
     tuner = Tuner(TARGETS["h100"])
     for shape in (Shape(64, True), Shape(LEAST - 1, False)):
         [own] = kernel_of(own_sum(2, 96)).launches(shape, LIMITS, tuner)
@@ -168,7 +168,7 @@ def test_decodes_and_small_phases_have_whole_sums() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("step", [1, 4])
 def test_every_row_is_one_ranks_own(tokens: int, ranks: int, step: int) -> None:
-    """All ranks but the last have equally many, as collectives of a communicator want it."""
+    """All ranks except the last have equally many rows, as a communicator's collectives require."""
     every = [OwnRows(ranks, 1, step).sizes(tokens, rank) for rank in range(ranks)]
     if not every[0][EVEN_TOKENS]:
         assert tokens < ranks * step and every == [whole_rows(tokens)] * ranks
@@ -182,8 +182,8 @@ def test_every_row_is_one_ranks_own(tokens: int, ranks: int, step: int) -> None:
 @pytest.mark.parametrize(
     ("planted", "instead"),
     [
-        ("side = 1 - side", "side = side"),  # one place for pieces: the next is written while others read
-        ("< turn:", "< turn - 1:"),  # waits for the turn before
+        ("side = 1 - side", "side = side"),  # one buffer for chunks: the next is written while others read
+        ("< turn:", "< turn - 1:"),  # waits for the previous turn
         ('sem="release"', 'sem="relaxed"'),
         ('sem="acquire"', 'sem="relaxed"'),
     ],
@@ -202,7 +202,7 @@ def test_a_kernel_that_waits_too_little_races(planted: str, instead: str) -> Non
 
 
 def test_a_rank_that_is_gone_is_not_waited_for_where_it_is_said() -> None:
-    """Rank 1 never runs. Rank 0 waits; with GONE in its words it ends, whatever the sum is."""
+    """Rank 1 never runs. Rank 0 waits; once its flags are GONE it ends, with any sum."""
     step = a_sum(2, 700)
     spec, node = spec_of(step, 1), Ranks(1)
     node.areas.append(torch.zeros(EXCHANGE.nbytes // 4))
@@ -214,7 +214,7 @@ def test_a_rank_that_is_gone_is_not_waited_for_where_it_is_said() -> None:
     words = node.areas[0].view(torch.int64)[: EXCHANGE.turns_at // 8]
     words[:] = GONE
     run_racing(1, arguments, node.lockstep)
-    assert torch.equal(y, x)  # of rank 1 there are zeros
+    assert torch.equal(y, x)  # rank 1's area has zeros
 
 
 def test_arguments_are_the_ranks_areas() -> None:
@@ -224,7 +224,7 @@ def test_arguments_are_the_ranks_areas() -> None:
 
 @pytest.mark.parametrize("target", ["a100", "h100", "b200", "mi300x"])
 def test_a_communicator_is_for_what_it_is_faster_at(target: str) -> None:
-    """The plan names it beside the kernel for large sums of 8 ranks, never for those of a decode."""
+    """The plan names a communicator beside the kernel for large sums of 8 ranks, never for a decode."""
     step = a_sum(8, 8192)
     assert spec_of(step, 8, target).exchange is None
     exchange = spec_of(step, 4096, target).exchange
@@ -234,7 +234,7 @@ def test_a_communicator_is_for_what_it_is_faster_at(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["a100", "h100", "b200", "mi300x"])
 def test_a_communicator_is_for_many_rows_that_are_divided(target: str) -> None:
-    """A ring moves no less than ranks read of each other, so that it must make up for its beginning by its rate."""
+    """A ring moves as many bytes as direct reads, so its bandwidth must make up for its latency."""
     for step in (own_sum(8, 8192), all_rows(8, 8192)):
         assert spec_of(step, 32, target).exchange is None
         exchange = spec_of(step, 4096, target).exchange

@@ -1,4 +1,4 @@
-"""Attention as Triton compiled it: what of it runs in PTX without a GPU has the right answers, inside of its memory."""
+"""Attention as Triton compiled it: kernels whose PTX runs without a GPU give right results within their memory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CASES = [("24", "f8", {}), ("40", "i8", {}), *(("100", cache, {}) for cache in (
 def test_vectors_of_odd_sizes_are_read_where_they_are(
     heads: str, cache: str, how: dict[str, Any], decode: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel that an H100 ended with an illegal access, when vectors of 24 codes took 24 bytes: in PTX nothing
-    is out of place or out of line. Copies land when they are waited for or at once, and warps run in step or one after
-    the other."""
+    """Like the kernel that failed on an H100 with an illegal access, when vectors of 24 codes took 24 bytes: no access
+    of the PTX is out of bounds or misaligned. Copies complete when they are waited for or at once, and warps run in
+    lockstep or one after the other."""
     monkeypatch.setattr(interpreter, "instead", lambda spec, grid, args: launch(spec, grid, args, "h100", **how))
     step = Step(
         HEADS[heads], [(36, 1), (0, 1), (70, 1)] if decode else MIXED, cache, kind="f32" if heads == "24" else ""

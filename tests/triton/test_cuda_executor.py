@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def bindings_of(driver: FakeDriver, maker: str) -> Any:
-    """The driver, or the same under the names of HIP."""
+    """The driver itself, or wrapped in the API of HIP."""
     return driver if maker == "cuda" else HipApi(FakeHip(driver))
 
 
@@ -133,7 +133,7 @@ def test_a_driver_failure_names_the_call(on_disk: OnDisk) -> None:
 
 @pytest.mark.parametrize("maker", ["cuda", "hip"])
 def test_whichever_call_fails_everything_is_released(maker: str, on_disk: OnDisk) -> None:
-    """Kernels do nothing here; what could not be freed itself is all that may be left."""
+    """Kernels do nothing here; only an object whose own release failed may be left."""
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 
     def use(driver: FakeDriver) -> None:
@@ -148,7 +148,7 @@ def test_whichever_call_fails_everything_is_released(maker: str, on_disk: OnDisk
     for number in sorted({*range(0, len(whole.calls), every), len(whole.calls) - 1}):
         driver = FakeDriver(on_disk.table, dry=True)
         driver.fail_at = number
-        with suppress(DeviceError):  # a step that fails once is tried again
+        with suppress(DeviceError):  # a step that fails once is retried
             use(driver)
         left = sum(driver.live.values()) + len(driver.memory)
         freeing = re.search("Free|Destroy|Unload|Release", whole.calls[number]) is not None

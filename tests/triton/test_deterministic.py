@@ -1,4 +1,5 @@
-"""Same request, same bits (R7): in deterministic engines whatever else is in the step, in others within a phase."""
+"""Same request, same bits (R7): in deterministic engines for any other content of the step, in others within a
+phase."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def make(tiny: Any, path: Path, name: str, quant: str, deterministic: bool) -> G
 
 
 def answers(llm: Any, prompts: list[list[int]], params: SamplingParams = PARAMS) -> list[Any]:
-    """Token ids and logprobs of each prompt, all bits of them."""
+    """Token ids and log-probabilities of each prompt, to the last bit."""
     return [(one.token_ids, one.logprobs) for one in llm.generate(prompts, params)]
 
 
@@ -37,7 +38,7 @@ def test_neither_batch_nor_chunks_nor_cache_nor_preemption_change_a_bit(
     with engine.llm() as llm:
         (alone,) = answers(llm, [ASKED])
         assert answers(llm, [ASKED]) == [alone], "out of the prefix cache"
-    with engine.llm() as llm:  # the others take tokens of the steps: the prompt is cut
+    with engine.llm() as llm:  # the others use up tokens of the steps, so the prompt is chunked
         assert answers(llm, [*OTHERS, ASKED])[-1] == alone
     preempted: list[int] = []
     preempt = Queues.preempt
@@ -57,7 +58,7 @@ def test_all_phases_launch_the_same_objects(tiny: Any, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_within_a_phase_neighbours_change_nothing(tiny: Any, tmp_path: Path) -> None:
-    """Also without the option: a row's sums do not depend on the other rows of its step."""
+    """Also without the option, a row's sums do not depend on the other rows of its step."""
     engine = make(tiny, tmp_path, "llama", "rtn4", False)
     few = replace(PARAMS, max_tokens=2)
     with engine.llm() as llm:

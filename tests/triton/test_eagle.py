@@ -26,7 +26,7 @@ PARAMS = [SamplingParams(max_tokens=4, temperature=t, seed=3, ignore_eos=True) f
 
 
 class Pair(NamedTuple):
-    """An engine, as it is before its objects are compiled, with what its drafter's guesses are compared with."""
+    """An engine without compiled objects, and the reference for its drafter's guesses."""
 
     built: GpuEngine
     reference: Reference
@@ -43,7 +43,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def test_tokens_and_guesses(pair: Pair) -> None:
-    """Sampled and greedy; guesses are bf16's, so some may be others than in float32."""
+    """Sampled and greedy; guesses are computed in bf16, so some may differ from those in float32."""
     with pair.built.llm() as llm:
         plain = llm.generate(PROMPTS, PARAMS)
     driver, engine = FakeDriver(pair.built.objects()), pair.built.engine()

@@ -16,7 +16,7 @@ SORTED = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "spli
 
 
 def reference(x: Tensor, values: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
-    """[rows, topk, n]; x [rows, k] or [rows, topk, k]."""
+    """The product [rows, topk, n]; x [rows, k] or [rows, topk, k]."""
     slots = x.double() if x.dim() == 3 else x.double().unsqueeze(1).expand(-1, index.shape[1], -1)
     found = torch.zeros(*index.shape, values.shape[1], dtype=torch.float64)
     for e in range(values.shape[0]):
@@ -61,7 +61,7 @@ def test_gated_experts(tiling: dict[str, int]) -> None:
         epilogue=Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 2), Columns(1, 2)), 20),
         types=("bf16", "u8", "", "i32", "f32"), **w.params,
     )  # fmt: skip
-    batch = {"context_lens": torch.tensor([7, 1, 0], dtype=torch.int32)}  # the last row only fills a graph
+    batch = {"context_lens": torch.tensor([7, 1, 0], dtype=torch.int32)}  # the last row only pads a graph
     run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(8, True), tuner=Forced(tiling), batch=batch)
     full = reference(x, w.values, None, index)
     full[2] = 0

@@ -34,15 +34,15 @@ FAMILIES = (
     "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
     "recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory",
 )  # fmt: skip
-# Each with what it alone has: learned positions, layer norms, biases; a recurrent state; experts, windows, sinks, odd
+# Each has features of its own: learned positions, layer norms, biases; a recurrent state; experts, windows, sinks, odd
 # sizes.
 USUAL = [("opt", "none"), ("lfm2-short_convolutions", "none"), ("gpt_oss-yarn_odd", "awq4")]
 OTHERS = [("qwen3", "gptq4")]
 OTHERS += [(name, quant) for name in FAMILIES for quant in ("none", "awq4") if (name, quant) not in USUAL]
-# float32 checkpoints compute in float32: what is left is the order of additions
+# float32 checkpoints compute in float32: only the order of additions differs
 TOLERANCE = 5e-5
 LIMITS = Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=8)
-FEW_BLOCKS = 5  # of 4 tokens: one sequence of full length
+FEW_BLOCKS = 5  # of 4 tokens: for one sequence of full length
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def greedy(engine: GpuEngine, ids: list[int], count: int) -> list[int]:
-    """Greedy tokens of the reference interpreter, without a cache."""
+    """The first `count` greedy tokens of the reference interpreter, without a cache."""
     ids, start = list(ids), len(ids)
     for _ in range(count):
         ids.append(int(interpret(engine.graph, ids, [len(ids) - 1])[0].argmax()))
@@ -84,13 +84,13 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
 
 
 def branched(wrong: int, right: int, then: int) -> Draft:
-    """A wrong guess, the right one, two behind it, one behind the wrong."""
+    """A wrong guess and the right one, two guesses after the wrong one, one after the right one."""
     return Draft((wrong, right, 7, then, then), (-1, -1, 0, 1, 0))
 
 
 @pytest.mark.parametrize("name", ["gemma2"])
 def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
-    """Verified by the interpreted plan, sampled there, and moved there; with preemption."""
+    """The interpreted plan verifies, samples and moves keys and values; with preemption."""
     engine = engine_of(name, "none")
     ids = np.random.default_rng(1).integers(3, 99, 13).tolist()
     prompts = [ids[:7], ids[:7] + ids[:2]]
@@ -105,8 +105,8 @@ def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
 
 @pytest.mark.parametrize(("name", "kv"), soak(("llama-odd", "i8"), ("gemma2-odd", "f8")))
 def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Path) -> None:
-    """Rows of the cache take whole 16 bytes, and so do its blocks in the layout that memory is counted by. Chunks read
-    what those before them wrote."""
+    """Rows of the cache are padded to 16 bytes, and so are blocks in the memory layout. Chunks read what earlier ones
+    wrote."""
     tiny.save_tiny(tiny.tiny_configs()[name], tmp_path)
     engine = build(tmp_path, "none", LIMITS, block_size=4, kv=kv)
     for layer in engine.program.kv.groups[0].layers.values():
@@ -121,7 +121,7 @@ def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Pa
 
 
 def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) -> None:
-    """Each in a group of its own, as `--kv-bits` chooses them; one with a window."""
+    """Each cache is in a separate group, as with `--kv-bits`; one has a window."""
     tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path)
     engine = build(tmp_path, "none", LIMITS, block_size=4, kv_dtypes={0: "i8", 1: "i4"})
     assert [group.dtype for group in engine.program.kv.groups] == ["i8", "i4"]
@@ -131,11 +131,12 @@ def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) 
     plain, rounded = (found.logits.numpy() for found in run_together(engine.graph, [ids], kept))
     with engine.llm(FEW_BLOCKS) as llm:
         error = np.abs(llm.logits(ids) - rounded).mean()
-    assert error < 0.3 * np.abs(plain - rounded).mean()  # in the middle between two codes either is right
+    assert error < 0.3 * np.abs(plain - rounded).mean()  # halfway between two codes, either is right
 
 
 def test_a_plan_that_ends_with_hidden_states(tiny: Any, tmp_path: Path) -> None:
-    """No head and no sampling: vectors equal those of transformers' hidden states, in chunks and with a batch-mate."""
+    """No head and no sampling: vectors equal those of transformers' hidden states, in chunks and beside another
+    prompt."""
     import torch
 
     oracle = tiny.save_tiny(tiny.tiny_configs()["llama-odd"], tmp_path / "whole").base_model

@@ -1,4 +1,4 @@
-"""Products of few rows with the block formats of files, in float32 on ordinary units, against float64."""
+"""Products of few rows with the block formats of files, in float32 without matrix units, against float64."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Colu
 
 
 def weight(kind: str, *shape: int) -> tuple[Tensor, Tensor]:
-    """Packed, and its values [.., n, k]: small scales and whatever codes."""
+    """A packed weight, and its values [.., n, k]: small scales and any codes."""
     form: Any = find_format(kind)
     source = torch.Generator().manual_seed(len(kind) + shape[-1])
     parts = {}
@@ -63,7 +63,7 @@ def weight(kind: str, *shape: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", [*KINDS, *soak(*MORE)])
 def test_rows_of_every_number(kind: str) -> None:
-    """K is no multiple of what a step takes; the last block of columns is not full."""
+    """K is no multiple of a step's columns; the last block of columns is not full."""
     torch.manual_seed(0)
     n, k = 5, 768
     packed, values = weight(kind, n, k)
@@ -79,7 +79,7 @@ def test_rows_of_every_number(kind: str) -> None:
         check(y, x[:, :k].double() @ values.T + bias.double(), "f32")
 
 
-# blocks that end elsewhere than steps of 128, or whose rows have no whole words beside their codes
+# blocks that do not end with steps of 128, or whose rows have no whole words besides their codes
 ODD = (("s4g32b224", 672), ("nvfp4_xg48", 144), ("mxfp4", 352))
 OFTEN = ("q4_0", "iq2_xs")
 
@@ -111,7 +111,7 @@ def test_many_rows_on_matrix_units(kind: str, k: int) -> None:
 
 @pytest.mark.parametrize(("kind", "k", "splits"), [("nf4g64", 320, 2), ("mxfp4", 352, 4)])
 def test_programs_of_a_split_tile_take_as_many_steps_each(kind: str, k: int, splits: int) -> None:
-    """Of three steps of 128, the last of which K ends within: what the last program has behind it is masked."""
+    """K has three steps of 128, the last one incomplete: further columns of the last program are masked."""
     torch.manual_seed(0)
     n, count = 40, 19
     packed, values = weight(kind, n, k)
@@ -124,7 +124,7 @@ def test_programs_of_a_split_tile_take_as_many_steps_each(kind: str, k: int, spl
 
 
 def test_unpacking_groups_of_more_columns_than_a_program_has() -> None:
-    """As of W8A8, whose rows have one scale each."""
+    """For instance in W8A8, whose rows have one scale each."""
     torch.manual_seed(0)
     n, k, count = 40, 512, 19
     packed, values = weight("zq8g512", n, k)

@@ -1,4 +1,5 @@
-"""What the cost models promise of Llama 8B on every target: held here, so that a change of tilings cannot lose it."""
+"""The predictions of the cost models for Llama 8B on every target, asserted so that a change of tilings cannot lose
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 
 
 def modelled(kernel: LinearKernel, rows: int, target: str) -> tuple[Config, float]:
-    """The tiling that is picked, and its seconds."""
+    """The tiling that is picked, and its modelled seconds."""
     tuner = Tuner(TARGETS[target])
     facts = kernel.product(rows, tuner.target.level)
     config = pick(facts, tuner)
@@ -27,8 +28,9 @@ def modelled(kernel: LinearKernel, rows: int, target: str) -> tuple[Config, floa
 
 @pytest.mark.parametrize("target", GPUS)
 def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_elsewhere(target: str) -> None:
-    """On an H100, products of 512 rows and more were measured to take 1.01 to 1.07 times those of 16 bits. A B200, with
-    matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 1,024."""
+    """On an H100, products of 512 rows and more were measured to take 1.01 to 1.07 times those of 16 bits. A B200,
+    whose matrix units read dense operands as they come from memory, is modelled to lose more between 128 and 1,024
+    rows."""
     known = {"sm_86": 1.08, "sm_90": 1.07, "sm_100": 1.35, "sm_103": 1.35, "sm_110": 1.25}
     slower = known.get(TARGETS[target].arch, 1.03)
     for rows in (1, *ROWS, 8192):
@@ -39,14 +41,15 @@ def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_e
         assert four <= limit, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
 
 
-# microseconds that Llama 8B's products took on an H100 by 4 bits and 16, by rows (NOTES, "Products on an H100")
+# microseconds of Llama 8B's products on an H100 with 4 bits and with 16, by rows (NOTES, "Products on an H100")
 MEASURED = {1: (72, 171), 16: (74, 174), 64: (100, 188), 128: (140, 197), 256: (231, 241), 512: (399, 373),
             1024: (674, 668), 2048: (1326, 1278), 8192: (5477, 5106)}  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", MEASURED)
 def test_the_model_says_what_was_measured(rows: int) -> None:
-    """Of each within 17 %, and of the one over the other within 13 % (of 4 bits and few rows it promises too much)."""
+    """4 bits within 17 %, 16 bits within 8 %, and their ratio within 13 % (the model is too optimistic for 4 bits and
+    few rows)."""
     four, sixteen = (
         sum(modelled(product(name, stored), rows, "h100")[1] for name in SHAPES) * 1e6 for stored in ("q4g128", "bf16")
     )
@@ -57,8 +60,8 @@ def test_the_model_says_what_was_measured(rows: int) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_one_row_comes_near_the_limit_of_its_bytes(target: str) -> None:
-    """What the model promises today, as shares of the time in which the weights are read: the goals, 0.8 and 0.65, are
-    missed where memory is fastest, and by four bits most."""
+    """The model's bandwidth, as a share of the memory's: the goals, 0.8 and 0.65 (4 bits), are missed on targets with
+    the fastest memory, most of all by 4 bits."""
     fours = {"h100": 0.5, "h200": 0.35, "b200": 0.24, "b300": 0.24, "mi300x": 0.4, "mi325x": 0.35, "mi355x": 0.37}
     for stored, bits, share in (("bf16", 16, 0.7), ("q4g128", 4.25, fours.get(target, 0.6))):
         kernels = [product(name, stored) for name in SHAPES]
@@ -69,19 +72,19 @@ def test_one_row_comes_near_the_limit_of_its_bytes(target: str) -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
-    """At any number of rows where there are instructions for them, within the model's doubt; elsewhere where memory is
-    what products wait for."""
+    """For any number of rows on targets with instructions for them, within the model's uncertainty; on others for few
+    rows, which are memory-bound."""
     for rows in (1, *ROWS, 8192) if TARGETS[target].float8 else (1, 8, 16, 32):
         sixteen, *eight = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES)
             for stored in ("bf16", "e4m3", "e4m3_kg128")
         )
-        most = 1.05 if target == "thor" else 1.04  # of blocks of 128, at 4,096 rows
+        most = 1.05 if target == "thor" else 1.04  # blocks of 128, at 4,096 rows
         assert max(eight) <= most * sixteen, f"{rows} rows: {eight}, {sixteen}"
 
 
 def test_four_bits_with_rows_of_eight_are_the_fastest_on_sm_100() -> None:
-    """MXFP4 times MXFP8, at any number of rows, by the model."""
+    """MXFP4 times MXFP8, for any number of rows, by the model."""
     for rows in (1, *ROWS, 8192):
         four, eight, sixteen = (
             sum(modelled(product(name, stored), rows, "b200")[1] for name in SHAPES)
@@ -92,9 +95,9 @@ def test_four_bits_with_rows_of_eight_are_the_fastest_on_sm_100() -> None:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_rows_of_8_bits_are_taken_only_where_they_pay(target: str) -> None:
-    """Codes of 4 bits are never slower for it. The goal, 0.75 of 16 bits from 512 rows on, is met by the model on sm_80
-    to sm_89 and missed on sm_90, where making operands of codes takes as long as multiplying
-    them (log of 2026-11-27)."""
+    """8-bit rows never make 4-bit codes slower. The goal, 0.75 of the time of 16 bits from 512 rows on, is met by the
+    model on sm_80 to sm_89 and missed on sm_90, where unpacking codes takes as long as multiplying them (log of
+    2026-11-27)."""
     arch, level = TARGETS[target].arch, TARGETS[target].level
     for rows in (1, *ROWS, 8192) if level else ():
         eight, four, sixteen = (
@@ -109,7 +112,7 @@ def test_rows_of_8_bits_are_taken_only_where_they_pay(target: str) -> None:
             assert eight <= 0.97 * sixteen
 
 
-# microseconds of tilings with rows of e4m3 on an H200, the rows' kernel included (log of 2026-11-27)
+# microseconds of tilings with e4m3 rows on an H200, including the kernel that rounds rows (log of 2026-11-27)
 TIMED_ROWS8 = {
     ("qkv", 2048, 128, 64, 4): 147.3, ("qkv", 2048, 128, 128, 8): 179.5, ("qkv", 2048, 64, 128, 8): 201.4,
     ("o", 2048, 128, 64, 4): 110.9, ("o", 2048, 128, 128, 8): 124.2, ("down", 2048, 128, 64, 4): 337.5,
@@ -130,8 +133,8 @@ def test_the_model_says_what_rows_of_8_bits_were_measured_to_take() -> None:
 
 @pytest.mark.parametrize("target", ["h100", "b200"])
 def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> None:
-    """From 512 rows on; of fewer, memory is what they wait for, which half of them can keep busy. Where twice as many
-    programs would take a second round, a split gains nothing."""
+    """From 512 rows on; fewer rows are memory-bound, and half of the multiprocessors can saturate memory. If twice as
+    many programs needed a second wave, a split gains nothing."""
     sms = TARGETS[target].multiprocessors
     for stored in ("bf16", "q4g128"):
         for name in SHAPES:

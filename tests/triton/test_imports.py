@@ -1,4 +1,4 @@
-"""Files of the back ends import each other one way, imports for annotations included."""
+"""Imports between files of the back ends have no cycles, imports for annotations included."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def imported(path: Path, within: set[str]) -> set[str]:
-    """Files of `within` that a file imports, under TYPE_CHECKING and in functions, too."""
+    """The files of `within` that a file imports, also under TYPE_CHECKING and in functions."""
     package = path.relative_to(ROOT).parts[:-1]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -18,7 +18,7 @@ SHAPE = Shape(16, False)
 
 
 def padded(x: Tensor, extra: int = 3) -> Tensor:
-    """Rows with unused elements behind each: [rows, width + extra]."""
+    """The rows with `extra` unused elements after each: [rows, width + extra]."""
     flat = x.flatten(1)
     return torch.cat([flat, torch.full((len(flat), extra), 77, dtype=x.dtype)], 1)
 
@@ -29,7 +29,7 @@ def empty(x: Tensor) -> Tensor:
 
 
 def check(y: Tensor, expected: Tensor) -> None:
-    """Equal up to NaN, and nothing written behind the rows."""
+    """Check that values are equal, NaN included, and that nothing is written after the rows."""
     width = expected[0].numel()
     torch.testing.assert_close(y[:, :width].view_as(expected), expected, rtol=0, atol=0, equal_nan=True)
     assert (y[:, width:] == 66).all()
@@ -66,7 +66,7 @@ def test_topk(outer: int, n: int, k: int, largest: bool, kind: str) -> None:
 
 @pytest.mark.parametrize("largest", [True, False])
 def test_topk_edges(largest: bool) -> None:
-    """NaN counts as the largest, -0.0 as 0.0, and a line may hold nothing but the lowest."""
+    """NaN counts as the largest, -0.0 as 0.0, and all values of a line may be minus infinity."""
     x = torch.tensor([[1.0, torch.nan, torch.inf, -0.0, 0.0, -torch.inf, torch.nan], [-torch.inf] * 7, [torch.nan] * 7])
     values, indices = OPS["topk"].reference(x, 7, largest)
     y, at = empty(values), empty(indices.int())

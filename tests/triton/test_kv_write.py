@@ -23,7 +23,7 @@ CASES += [(cache, *shape) for cache in ("f8", "i4", "i2") for shape in [*SHAPES[
 
 @pytest.mark.parametrize(("cache", "heads", "key_dim", "value_dim", "rotary", "style"), CASES)
 def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: int, style: str) -> None:
-    """Written slots hold the reference's numbers within one rounding, all others keep their poison."""
+    """Written slots hold the reference's numbers within one rounding; all others still hold the poison."""
     torch.manual_seed(0)
     tokens, extra, block_size = 19, 5, 8
     kind = "bf16" if cache in CODES else cache
@@ -48,7 +48,8 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
             if cos is not None and sin is not None:
                 key = rotate(key.float(), cos[positions[i], None], sin[positions[i], None], style)
             expected.write(slot, key[0].float(), value.float())
-    # codes of numbers in the middle may be rounded either way; one of a mixed vector changes all its values a little
+    # numbers halfway between codes may be rounded either way; one code of a mixed vector changes all its values a
+    # little
     step = {"f32": 1e-6, "bf16": 2**-8, "f16": 2**-11, "i8": 2**-6, "f8": 2**-3, "i4": 2**-3, "i2": 2**-1}[cache]
     for slot in range(64):
         got, wanted = pool.read(slot), expected.read(slot)
@@ -61,8 +62,8 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
 @pytest.mark.parametrize("cache", ["f32", "i8", "i2"])
 @pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(1, 8, 8), (3, 24, 16)])
 def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_dim: int) -> None:
-    """More moves than are read at a time, some onto places that others leave; nothing else changes. Their number is
-    padded, as the executors do."""
+    """More moves than are read at a time, some onto slots that others move away from; nothing else changes. The number
+    of moves is padded, as executors do."""
     torch.manual_seed(0)
     pool, expected = (Pool(heads, key_dim, value_dim, cache, 8, 12) for _ in range(2))
     for slot in range(96):

@@ -1,4 +1,4 @@
-"""Memory of large GPUs: pages and table rows that lie beyond 2^31 elements, in maps of which little is touched."""
+"""Memory of large GPUs: pages and table rows beyond 2^31 elements, in sparse memory maps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 LAYER = Layer(4, 2, 128, 128)
 BLOCK_SIZE = 64
-MAP_NORESERVE = 0x4000  # of Linux; Python names it from 3.13 on
+MAP_NORESERVE = 0x4000  # Linux's; Python names it from 3.13 on
 
 
 def sparse(rows: int, row_bytes: int) -> Tensor:
@@ -25,7 +25,7 @@ def sparse(rows: int, row_bytes: int) -> Tensor:
 
 
 def first_far_page(pool: Pool) -> int:
-    """The first page all of which lies beyond 2^31 elements of the cache's type."""
+    """The first page that lies entirely beyond 2^31 elements of the cache's type."""
     return 2**31 // (pool.block_bytes // (1 if pool.dtype == "i8" else 2)) + 1
 
 
@@ -56,7 +56,7 @@ def test_keys_are_written_to_far_pages_and_moved_there(cache: str) -> None:
         pool.bytes = sparse(base + 2, pool.block_bytes)
         slots = torch.tensor([1, BLOCK_SIZE + 5], dtype=torch.int32) + base * BLOCK_SIZE
         moves = torch.stack([slots.flip(0)[:1], slots[:1] + 7], dim=1)
-        for count in (0, 1):  # written, and in the next step, moved
+        for count in (0, 1):  # written, and moved in the next step
             batch = {"positions": slots * 0, "slot_mapping": slots if not count else slots * 0 - 1, "moves": moves}
             sizes = {"num_moves": count}
             run_kernel(kernel, [k, v, None, None], [], shape=Shape(8, False), batch=batch, sizes=sizes, kv=pool.bytes)

@@ -1,4 +1,4 @@
-"""How many kernels a layer launches where few sequences are decoded: each costs a device a microsecond or more."""
+"""The number of kernels per layer when few sequences are decoded: each launch costs a microsecond or more."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LLAMA_8B = {
     "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
-CODED = 2  # products whose rows a kernel of their own brings to 8 bits: those behind no norm
+CODED = 2  # products whose rows a separate kernel rounds to 8 bits: those without a norm before
 BUDGET = 5  # q, k and v; attention; its output and the norm; gate and up; down and the norm
 
 
 def launches(program: Program, limits: Limits, target: str, sequences: int) -> list[int]:
-    """Kernels of each step of the program that one decode step runs."""
+    """The number of kernels that a decode step launches for each step of the program."""
     planned: Planned = plan_program(
         program, limits, Tuner(TARGETS[target], load_tuned(TARGETS[target])), [Shape(sequences, True)]
     )
@@ -44,7 +44,8 @@ def launches(program: Program, limits: Limits, target: str, sequences: int) -> l
 
 
 def check(program: Program, limits: Limits, target: str, more: int = 0) -> None:
-    """From behind one layer's attention to behind the next one's. more: than the budget, from two sequences on."""
+    """Check the launches from the end of one layer's attention to that of the next. more: launches beyond the budget
+    that are allowed from two sequences on."""
     first, second, *_ = (at for at, step in enumerate(program.steps) if isinstance(step, Attention))
     for sequences, most in ((1, BUDGET), (4, BUDGET + 2), (16, BUDGET + 3)):
         counts = launches(program, limits, target, sequences)
@@ -65,7 +66,7 @@ def test_a_layer_of_llama_8b_does(quant: str, tmp_path: Path) -> None:
     names = ["h100", "b200", "a100", "l40s", "mi300x"]
     options = CompileOptions(model=tmp_path, output=Path(), target=names[0], quant=quant, max_seq_len=8192)
     for name, planned in zip(names, plan_model(options, names).targets, strict=True):
-        # several rows are brought to 8 bits before each of the products
+        # several rows are rounded to 8 bits before each of these products
         eight = quant == "int8" or (quant == "fp8" and TARGETS[name].float8)
-        unpacked = quant == "nf4" and name == "b200"  # or split in many tiles, which a kernel of its own finishes
+        unpacked = quant == "nf4" and name == "b200"  # or split in many tiles, which another kernel finishes
         check(planned.planned.program, planned.planned.limits, name, CODED * (eight or unpacked))

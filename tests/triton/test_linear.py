@@ -1,4 +1,4 @@
-"""Products against float64: every way the operands meet, odd sizes, strided rows, epilogues, tilings and splits."""
+"""Products against float64: every combination of operands, odd sizes, strided rows, epilogues, tilings and splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from products import DTYPES, Forced, Weight, check, rows, weight
 from races import detecting, shuffle
 from torch import Tensor
 
-# kind, bits, group, k: a group of 16 is too short for matrix instructions, and not all k are whole slices of a program
+# kind, bits, group, k: a group of 16 is too short for matrix instructions, and not every k is a multiple of a program's
+# slice
 WEIGHTS = [
     ("bf16", 0, 0, 200), ("f16", 0, 0, 72), ("f32", 0, 0, 70), ("bf16", 4, 64, 320), ("f16", 4, 64, 192),
     ("bf16", 8, 32, 96), ("f16", 8, 32, 96), ("bf16", 4, 16, 80), ("f32", 4, 64, 128),
@@ -103,7 +104,7 @@ TILINGS = [
     {"decode": 1, "m": 8, "n": 16, "k": 64, "warps": 2, "stages": 2, "splits": 1},
     {"decode": 0, "m": 16, "n": 16, "k": 64, "warps": 4, "stages": 2, "splits": 1},
     {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 3},  # the last program merges
-    {"decode": 0, "m": 128, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 3},  # another kernel does
+    {"decode": 0, "m": 128, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 3},  # another kernel merges
     {"decode": 0, "m": 64, "n": 32, "k": 64, "warps": 1, "stages": 2, "splits": 1},  # finished in two halves
 ]
 
@@ -129,7 +130,7 @@ def test_every_cut_gives_the_same(tiling: dict[str, int], kind: str, bits: int, 
     check(y, product(x, w, None, k) + extra, "f32")
 
 
-WHOLE = {"decode": 0, "m": 16, "n": 64, "k": 64, "warps": 4, "stages": 2, "splits": 1}  # values are multiplied
+WHOLE = {"decode": 0, "m": 16, "n": 64, "k": 64, "warps": 4, "stages": 2, "splits": 1}  # unpacked when multiplied
 UNPACKED = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 1, "unpacked": 1}
 
 
@@ -173,7 +174,7 @@ def test_phases_of_one_class_share_their_launches() -> None:
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_the_assembly_unpacks_as_the_source_says(kind: str) -> None:
-    """Nobody can run PTX here: evaluates the lines over all 16-bit elements, two per register."""
+    """PTX cannot run here, so the lines are evaluated over all 16-bit elements, two per register."""
     w = weight((32, 128), kind, 4, 64)
     kernel = make_kernel("linear_q", k=128, n=32, types=(kind, "u8", "", kind), **w.params)
     source = kernel.launches(Shape(1, True), LIMITS, TUNER)[0].source

@@ -1,7 +1,7 @@
-"""What the compiled products are made of: what a device would show as slow is visible in the disassembly.
+"""The machine code of compiled products: causes of slowness on a device are visible in the disassembly.
 
 Weights are fetched by asynchronous copies and multiplied by matrix instructions; codes become operands in registers by
-shifts and masks, never by conversions; loops do no work twice; nothing spills.
+shifts and masks, never by conversions; loops compute nothing twice; nothing spills.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ADD = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 4096)
 SHAPES: dict[str, tuple[int, int, Epilogue | None]] = {
     "qkv": (6144, 4096, None), "o": (4096, 4096, ADD), "gate_up": (28672, 4096, GATE), "down": (4096, 14336, ADD),
 }  # fmt: skip
-ODD = {"qkv of gpt-oss": (5120, 2880, None)}  # whose K is 22.5 steps of 128
+ODD = {"qkv of gpt-oss": (5120, 2880, None)}  # K is 22.5 steps of 128
 FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "e4m3_kg128", "nf4g64", "mxfp4a8")
 
 
 def product(name: str, stored: str) -> LinearKernel:
-    """One of the model's products, with its weight stored so."""
+    """One of the model's products, with its weight in the format `stored`."""
     n, k, epilogue = (SHAPES | ODD)[name]
     dense = stored == "bf16"
     extras = ["bf16"] * (epilogue is ADD)
@@ -71,7 +71,7 @@ def tile(name: str, stored: str, config: Config, target: str) -> LaunchSpec:
 
 
 def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
-    """The product as the target's cost model tiles it, without what comes before and after."""
+    """The main launch of a product as the target's cost model tiles it, without those before and after it."""
     launches = product(name, stored).launches(shape, LIMITS, Tuner(TARGETS[target]))
     entries = ("linear_tile", "linear_decode", "linear_w8a8", "linear_scaled")
     return next(spec for spec in launches if spec.entry in entries)
@@ -81,8 +81,8 @@ def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
 def test_scaled_products_for_b200(
     name: str, rows: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of MXFP4 and MXFP8: matrix units scale them, copies take no detours, nothing is converted. As an engine has them:
-    waiting themselves for the kernel before them, though they take tensor memory first."""
+    """MXFP4 times MXFP8: matrix units apply the scales, copies are direct, nothing is converted. As in an engine,
+    kernels wait for the previous kernel themselves, though they allocate tensor memory first."""
     spec = dependent(picked(name, "mxfp4a8", Shape(rows, False), "b200"))
     [(_, found)] = compiled([spec], "b200", tmp_path, monkeypatch)
     check_launch(spec_key(spec), found.binary, spec, found.entry)
@@ -104,13 +104,13 @@ def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert not loop.waits_each
         assert found.shared_bytes <= TARGETS["h200"].shared_memory_kib * 1024
         text = disassemble(found.binary)
-        assert "LDGSTS" in text and text.count("I2F") < 4  # a division of addresses is one
+        assert "LDGSTS" in text and text.count("I2F") < 4  # a division of addresses has one
 
 
-# of 8-bit floats, with the instructions that make codes of the row, which spare a kernel (1.3 and 1.4 without)
+# for 8-bit floats including the instructions that encode the row, which saves a kernel (1.3 and 1.4 without)
 PER_WEIGHT = {"q4g128": 2.1, "q8g128": 3.2, "e4m3": 1.55, "e4m3_kg128": 1.65, "q4_0": 5.6, "q4_k": 8.0, "q6_k": 8.0,
               "q8_0": 8.0, "mxfp4": 8.0, "nf4g64": 15.0}  # fmt: skip
-B200 = 1.04  # times as many there: ptxas joins two multiplications in one, and moves what they take (q4_0 371, not 351)
+B200 = 1.04  # a factor: ptxas fuses two multiplications, and moves their operands (q4_0 371 instead of 351)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ B200 = 1.04  # times as many there: ptxas joins two multiplications in one, and 
 def test_a_weight_of_a_decoded_row_costs_few_instructions(
     stored: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one lane, all of the loop counted. In float32 with tiles of 16 rows, q4_0 took 44, q4_k 72, nf4 97 and mxfp4
-    102."""
+    """Instructions of one lane, the whole loop counted. In float32 with tiles of 16 rows, q4_0 took 44, q4_k 72, nf4 97
+    and mxfp4 102."""
     spec = picked("o", stored, Shape(1, True), target)
     config = pick(product("o", stored).product(1, TARGETS[target].level), Tuner(TARGETS[target]))
     [(_, found)] = compiled([spec], target, tmp_path, monkeypatch)
@@ -134,8 +134,8 @@ def test_a_weight_of_a_decoded_row_costs_few_instructions(
 def test_split_tiles_do_not_wait_for_each_instruction(
     name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their programs take as many steps each, which the source says: where a loop's bounds are only known as it runs,
-    ptxas waits for each instruction in most of them (28 of 41)."""
+    """All programs run equally many steps, and the source states how many: if a loop's bounds are only known at run
+    time, ptxas usually waits for each instruction (28 of 41 loops)."""
     spec = picked(name, "q4g128", Shape(rows, False), "h100")
     [(_, found)] = compiled([spec], "h100", tmp_path, monkeypatch)
     assert "tl.minimum(tl.program_id(1)" not in spec.source and "+ turn" in spec.source
@@ -154,7 +154,7 @@ GROUP = """
 
 @pytest.mark.parametrize(("waits", "each"), [((0, 0), True), ((0, 1), True), ((1, 0), False)])
 def test_waits_are_read_from_the_machine_code(waits: tuple[int, int], each: bool) -> None:
-    """What is waited for behind the last instruction of a step is what the source asks for."""
+    """The wait after the last instruction of a step is the one in the source."""
     assert waits_each(SassCode(GROUP.format(*waits)).lines) == each
     grouped = GROUP.replace("R24, !UPT, gsb0", "R24, !UPT").replace("WARPGROUP.DEPBAR.LE gsb0, 0x{0}", "NOP")
     assert not waits_each(SassCode(grouped.format(*waits)).lines)
@@ -167,19 +167,19 @@ def test_waits_are_read_from_the_machine_code(waits: tuple[int, int], each: bool
 def test_values_of_blocks_wait_for_products_that_still_read_others(
     name: str, rows: int, splits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of one group of 128: its product runs into the next step, whose values must not be made in the registers
-    that it reads. Of an 8B in nf4, 86 tilings were refused for that, one by one."""
+    """A step of one group of 128: its product still runs in the next step, whose values must not be written to the
+    registers that it reads. For an 8B model in nf4, 86 tilings were refused for that, one by one."""
     config: Config = {"decode": 0, "m": rows, "n": 64, "k": 128, "warps": 4, "stages": 4, "splits": splits}
     spec = tile(name, "nf4g128", config, "h100")
-    [(_, found)] = compiled([spec], "h100", tmp_path, monkeypatch)  # which refuses what may be overwritten
+    [(_, found)] = compiled([spec], "h100", tmp_path, monkeypatch)  # refuses operands that may be overwritten
     assert "scale_of(\n            settled(" in spec.source and found.loops[0].instruction == "HGMMA"
     assert "settled" not in tile(name, "nf4g128", config, "b200").source
     assert "settled" not in tile(name, "nf4g64", config, "h100").source
 
 
 def test_split_values_of_blocks_do_not_wait_for_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where splits do not divide the steps of K, and K ends within one: the loop's turns are known all the same. With
-    bounds known only as it ran, ptxas gave each instruction a group of its own, and waited for it."""
+    """If splits do not divide the steps of K, and K ends within a step, the number of iterations is still a constant.
+    With bounds known only at run time, ptxas gave each instruction its own group, and waited for it."""
     config: Config = {"decode": 0, "m": 64, "n": 64, "k": 128, "warps": 4, "stages": 3, "splits": 4}
     spec = tile("qkv of gpt-oss", "mxfp4", config, "h100")
     [(_, found)] = compiled([spec], "h100", tmp_path, monkeypatch)
@@ -193,8 +193,8 @@ def test_split_values_of_blocks_do_not_wait_for_each_product(tmp_path: Path, mon
 def test_values_of_blocks_whose_scales_share_words_stay_in_registers(
     stored: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They went through shared memory, in 8 rounds of store, barrier and load a step, where a scale was shifted out of
-    its word by what is known only as the kernel runs."""
+    """Such values went through shared memory, in 8 rounds of store, barrier and load per step, when the shift that
+    extracts a scale from its word was known only at run time."""
     [(_, found)] = compiled([picked("o", stored, Shape(64, False), target)], target, tmp_path, monkeypatch)
     [loop] = found.loops
     assert loop.barriers == 2 and not loop.shared_stores and not loop.conversions and not found.spill_bytes
@@ -202,14 +202,14 @@ def test_values_of_blocks_whose_scales_share_words_stay_in_registers(
 
 @pytest.mark.parametrize("target", ["a100", "l40s", "h100", "b200"])
 def test_no_warps_make_the_same_values_of_blocks(target: str) -> None:
-    """Four warps over 32 columns computed 2.00 times what they multiplied, in steps of 655 instructions; over 64
-    columns these are 566."""
+    """Four warps over 32 columns computed every value 2.00 times, in steps of 655 instructions; over 64 columns a step
+    has 566."""
     tiles = [c for c in _candidates("o", "mxfp4", target, 16) if not c["decode"] and not c.get("unpacked")]
     assert tiles and all(c["n"] >= 16 * c["warps"] for c in tiles)
 
 
 def test_warps_that_compute_the_same_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiling that gate and up once had at 128 rows: 8 warps over 64 columns."""
+    """An earlier tiling of gate and up for 128 rows: 8 warps over 64 columns."""
     bad: Config = {"decode": 0, "m": 128, "n": 64, "k": 128, "warps": 8, "stages": 3, "splits": 1}
     [(_, found)] = compiled([tile("gate_up", "q4g128", bad, "h100")], "h100", tmp_path, monkeypatch)
     assert loop_faults("linear_tile", found.loops) == (
@@ -220,7 +220,7 @@ def test_warps_that_compute_the_same_rows_are_found(tmp_path: Path, monkeypatch:
 
 
 def _candidates(name: str, stored: str, target: str, rows: int) -> list[Config]:
-    """All tilings that the choice is made from."""
+    """All candidate tilings."""
     seen: list[Config] = []
 
     class Recorder(Tuner):
@@ -269,7 +269,7 @@ def test_what_loops_ask_for_is_told_apart_from_what_is_in_loops_within_them() ->
 
 
 # Codes of two fields fill the registers of tiles that compute nothing twice, and need two more writes to tensor memory;
-# what groups of 64 and 32 have beside their codes is copied in words of 4 bytes, in tiles of few rows most copies.
+# the scales of groups of 64 and 32 are copied in words of 4 bytes, which in tiles of few rows are most copies.
 KNOWN = {
     **{("q8g128", target): "computes 2.00 times|copies of fewer" for target in ("a100", "l40s")},
     ("q8g128", "b200"): "6 barriers",
@@ -283,7 +283,7 @@ KNOWN = {
 def test_every_picked_tiling_is_clean(
     target: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all products at all classes of row counts, but for what is known of formats."""
+    """All products for all classes of row counts have no faults, except the known ones of formats."""
     known = re.compile(KNOWN.get((stored, target), "(?!)"))
     specs = {}
     for name in SHAPES:
@@ -313,8 +313,8 @@ RUNNING = """
 
 
 def test_operands_that_matrix_units_still_read_are_not_written() -> None:
-    """As Triton 3.6 and 3.7 leave a loop over codes: the second product of a step runs while the next step begins. Its
-    operands, R84 to R87, are written when no more than the first product of that step is waited for."""
+    """Triton 3.6 and 3.7 compile a loop over codes so that the second product of a step runs while the next step
+    begins. Its operands, R84 to R87, are overwritten when only the first product of that step has been waited for."""
     assert overwritten_registers(RUNNING) == set()
     late = RUNNING.replace("R5, 0xf", "R84, 0xf").replace("LOP3.LUT R76", "LOP3.LUT R85")
     assert overwritten_registers(late) == {85}
@@ -335,7 +335,7 @@ TAKES_TENSOR_MEMORY = """
 
 
 def test_a_kernel_that_takes_tensor_memory_waits_behind_that() -> None:
-    """On every way to global memory, and to an end."""
+    """A wait is on every path to global memory, and to the kernel's end."""
 
     def waits(text: str) -> bool:
         return SassCode(text).always_behind("ACQBULK", _GLOBAL)

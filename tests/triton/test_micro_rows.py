@@ -30,8 +30,8 @@ TILE: Config = {"decode": 0, "m": 16, "n": 128, "k": 128, "warps": 4, "stages": 
 
 
 def micro(x: Tensor) -> Tensor:
-    """Rows as MXFP8 has them, float64: the power of two that just holds a group's largest, not the spec's, one of which
-    may cut off what lies between 448 and 512 of it."""
+    """Rows rounded to MXFP8, float64: the scale is the smallest power of two that holds a group's largest value, unlike
+    the spec's, which may clip values between 448 and 512 times the scale."""
     groups = x.double().unflatten(-1, (-1, 32))
     power = torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-118) / 448))
     scaled = (groups / torch.exp2(power)).float()
@@ -53,7 +53,7 @@ def test_rows_are_rounded_in_groups(k: int) -> None:
     values: dict[Any, Any] = {OperandArg("x"): x, ScratchArg("codes"): codes, ScratchArg("scales"): powers}
     run_spec(first, {**values, SizeArg("num_tokens"): count}, {"num_tokens": count})
     found = powers.view(torch.uint8)
-    assert not found[:, k // 32 :].any()  # of no value: NaN would spoil a sum of zeros
+    assert not found[:, k // 32 :].any()  # padding: NaN would spoil a sum of zeros
     assert found[1, 0] == 0 and found[1, 1] == 127 - 1
     assert found[2, 0] == found[2, 1] == 255 and (found == 255).sum() == 2
     scale = torch.exp2(found[:, : k // 32].double() - 127).repeat_interleave(32, 1)
@@ -68,7 +68,7 @@ def test_rows_are_rounded_in_groups(k: int) -> None:
     ids=["tile", "split", "one"],
 )
 def test_products(tiling: Config, k: int, shape: Shape | None) -> None:
-    """K of 1440 is no whole number of words or steps; a row's bias, stride and padding."""
+    """K = 1440 is no multiple of words or steps; with a bias, a stride and padding of rows."""
     torch.manual_seed(0)
     n, count = 40, 17 if shape is None else 1
     packed, values = weight(FORM, n, k)
@@ -116,7 +116,7 @@ def test_experts(count: int, per_slot: bool) -> None:
     ("family", "target"), [("llama", "b200"), *soak(("gpt_oss", "b200"), ("gpt_oss", "h100"), ("mixtral", "b200"))]
 )
 def test_interpreted_plan(family: str, target: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """What an engine for sm_100 answers, and one elsewhere, whose rows stay as they are."""
+    """The logits of an engine for sm_100, and of one for another target, whose rows are not rounded."""
     tiny.save_tiny(tiny.tiny_configs()[family], tmp_path)
     engine = build(tmp_path, FORM, target=TARGETS[target])
     assert any(spec.entry == "linear_scaled" for spec in engine.specs.values()) == (target == "b200")
@@ -124,7 +124,7 @@ def test_interpreted_plan(family: str, target: str, tiny: ModuleType, tmp_path: 
     expected = reference(engine.graph, IDS, {type(find_format(FORM)): rounded}).float().numpy()
     with engine.llm() as llm:
         found = llm.logits(IDS)
-    # a value that lies between two of e4m3 may go either way
+    # a value halfway between two of e4m3 may be rounded either way
     assert np.abs(found - expected).max() <= 1e-2 * np.abs(expected).max()
 
 

@@ -59,7 +59,7 @@ def test_nothing_compares_the_names_of_modes() -> None:
 
 @pytest.mark.parametrize("target", ["a100", "rtx4090", "h100", "b200", "mi300x"])
 def test_every_product_that_is_made_has_a_tiling(target: str) -> None:
-    """Of every format and mode, with as large an epilogue as is fused, whatever the number of rows."""
+    """Every format and mode, with the largest fused epilogue, for any number of rows."""
     tilings, missing, seen = LinearTilings(TARGETS[target]), [], set()
     for name, x_type, experts in product(FORMATS, ("bf16", "f32"), (0, 8)):
         codes = LAYOUTS.find(find_format(name, 32), "product")
@@ -80,7 +80,7 @@ def test_what_has_no_tiling_is_said() -> None:
 
 
 class SlowMode(Int8Mode):
-    """As int8, in tiles of its own, of a name of its own."""
+    """A mode like int8, with its own tilings and name."""
 
     name = "slow"
 
@@ -89,7 +89,7 @@ class SlowMode(Int8Mode):
 
 
 def test_a_mode_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes name what rows become for them; a class of that name gives tilings, templates and scratch."""
+    """Codes name the mode for their rows; the class with that name gives tilings, templates and scratch memory."""
     monkeypatch.setitem(table.ROWS8, "slow", SlowMode())
     kernel = linear_product("o", "i8")
     monkeypatch.setattr(type(kernel.codes), "rows8", lambda self, level: "slow")

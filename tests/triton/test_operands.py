@@ -1,4 +1,4 @@
-"""Operands that Triton would multiply wrongly are refused, and groups of 16 values are multiplied two at a time."""
+"""Operands that Triton would multiply wrongly are refused, and groups of 16 values are multiplied in pairs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_operands_wider_than_k(k: int, width: int, version: int, found: tuple[tu
 
 
 def test_triton_still_needs_the_check() -> None:
-    """Of 16 values in halves of bytes Triton makes such operands, of 32 none; where it no longer does, go without."""
+    """Triton makes such operands from 16 values in half bytes, but not from 32; once it no longer does, remove the
+    check."""
     types = {"w_ptr": "*u8", "x_ptr": "*bf16", "y_ptr": "*fp32"}
     args = tuple(Arg(name, kind, SizeArg("num_tokens")) for name, kind in types.items())
     for wide, refused in ((16, True), (32, False)):
@@ -60,7 +61,7 @@ def test_triton_still_needs_the_check() -> None:
 
 @pytest.mark.parametrize("kind", ["nvfp4_xg64", "q2_k"])
 def test_groups_of_16_values_as_compiled(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What Triton's interpreter computes, and what its compiler made of it."""
+    """Triton's interpreter and the compiled code agree."""
     monkeypatch.setattr(interpreter, "instead", lambda spec, grid, args: on_ptx.launch(spec, grid, args, "a100"))
     torch.manual_seed(0)
     n, k, count = 24, 256, 5

@@ -1,4 +1,4 @@
-"""A cache group of another kind in an interpreted GPU plan: its tables have holes between what it keeps."""
+"""A cache group of another kind in an interpreted GPU plan: its block tables have holes between kept blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SINKS, NEW = 3, 4
 
 
 def test_a_group_of_another_kind(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the first block besides its window, which the kernels do not read: the tokens are the model's."""
+    """The group keeps the first block besides its window, but kernels do not read this block: tokens are the
+    model's."""
     monkeypatch.setitem(POLICIES, "sinks", lambda size: Sinks(SINKS, size))
     tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path)
     engine = build(tmp_path, "none", Limits(max_seq_len=24, max_batch_size=1, max_step_tokens=16), block_size=4)

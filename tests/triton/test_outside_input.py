@@ -1,5 +1,5 @@
-"""Inputs that icc does not know, declared by a pass and read by an op that are both defined here: what requests give
-per token reaches the kernels of every back end, and nothing in the product is changed for it."""
+"""Inputs that icc does not know, declared by a pass and read by an op that are both defined here: values per token from
+requests reach the kernels of every back end without a change of icc."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def lower_steered(low: Lowerer, node: fx.Node) -> Placed:
 
 
 class SteeredParams(KernelParams[Steered]):
-    """On a CPU."""
+    """The kernel for CPUs."""
 
     def source(self) -> str:
         s, kind = self.step, {"bf16": "Bf16", "f16": "Half"}[self.step.steer.dtype]
@@ -105,7 +105,7 @@ class SteeredParams(KernelParams[Steered]):
 
 @dataclass(frozen=True)
 class SteeredKernel(StepKernel[Steered]):
-    """On a GPU."""
+    """The kernel for GPUs."""
 
     entry: ClassVar[str] = "steered"
 
@@ -137,7 +137,7 @@ TRITON_KERNELS.register(Steered, SteeredKernel)
 
 @dataclass(frozen=True)
 class Steer(Pass):
-    """Behind the embedding of the tokens. dtype: in which the rows are given that are added."""
+    """Inserts the op after the embedding of the tokens. dtype: that of the given rows to add."""
 
     name: ClassVar[str] = "outside-steer"
     dtype: str = "bf16"
@@ -168,7 +168,7 @@ def _by_token(graph: Graph, node: fx.Node) -> bool:
 
 @pytest.fixture
 def model(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint of one layer, which is compiled with the pass."""
+    """A one-layer checkpoint; compiles use the pass."""
     config = tiny.tiny_configs()["llama"]
     config.num_hidden_layers = 1
     tiny.save_tiny(config, tmp_path / "model")
@@ -185,7 +185,7 @@ def optimized(model: Path) -> Graph:
 
 
 def extras_of(seed: int, tokens: int, width: int) -> tuple[dict[str, Tensor], dict[str, bytes]]:
-    """Rows of all inputs for so many tokens, for the reference and for the engine."""
+    """Random rows of all inputs for `tokens` tokens, for the reference and for the engine."""
     rng = torch.Generator().manual_seed(seed)
     steer = torch.randn(tokens, width, generator=rng).to(torch.bfloat16)
     mark = torch.randint(-1, 3, (tokens,), generator=rng, dtype=torch.int32)
@@ -195,7 +195,8 @@ def extras_of(seed: int, tokens: int, width: int) -> tuple[dict[str, Tensor], di
 
 
 def compare(llm: LLM, graph: Graph, bound: float) -> None:
-    """Sequences together, whose prompts take several steps: with rows for all tokens, with fewer rows, with none."""
+    """Check concurrent sequences whose prompts take several steps: with rows for all tokens, with fewer rows, and with
+    none."""
     lengths, rng = {0: 25, 1: 17, 2: 3}, np.random.default_rng(0)
     width = next(array for array in graph.declared if array.name == "steer").row_shape[0]
     prompts = {number: rng.integers(3, 119, length).tolist() for number, length in lengths.items()}
@@ -218,7 +219,7 @@ def compare(llm: LLM, graph: Graph, bound: float) -> None:
 
 
 def padded(graph: Graph, name: str, rows: Tensor, count: int) -> Tensor:
-    """Rows for so many tokens; those that nobody gives are filled."""
+    """Rows for `count` tokens; missing ones have the fill value."""
     fill = next(array for array in graph.declared if array.name == name).fill
     return torch.cat([rows[:count], torch.full((max(count - len(rows), 0), *rows.shape[1:]), fill, dtype=rows.dtype)])
 
@@ -238,14 +239,14 @@ def test_on_the_cpu(model: Path, tmp_path: Path) -> None:
 
 
 def test_in_an_interpreted_plan(model: Path) -> None:
-    """Steps of a plan are padded: what is added has the fill."""
+    """Steps of a plan are padded: padding rows have the fill value."""
     engine = build(model, "none", LIMITS)
     with engine.llm(num_blocks=32) as llm:
         compare(llm, engine.graph, 0.1)
 
 
 def test_through_the_driver_of_a_gpu(model: Path) -> None:
-    """Inputs that are declared travel beside the others, in as many rows as a step has tokens."""
+    """Declared inputs are copied like the others, with one row per token of a step."""
     built = build(model, "none", LIMITS)
     executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
     driver.calls.clear()
@@ -257,7 +258,7 @@ def test_through_the_driver_of_a_gpu(model: Path) -> None:
 
 
 def test_what_kernels_read_of_an_input_ends_with_the_rows_of_a_step(model: Path) -> None:
-    """As shown for every kernel when an engine is compiled; a row more would be found."""
+    """Every compile proves this for all kernels; a read of one more row would be found."""
     program = build(model, "none", LIMITS).program
     name, step = next(pair for pair in program.kernel_steps.items() if isinstance(pair[1], Steered))
     alone = msgspec.structs.replace(program, kernels={name: step.op}, steps=(step,), plan=None)

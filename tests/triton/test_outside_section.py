@@ -1,8 +1,8 @@
-"""Sections that icc does not know, made by a pass that is defined here: steps that run when they are asked for, with
-inputs and outputs by name, on every back end, and nothing in the product is changed for them.
+"""Sections that icc does not know, made by a pass that is defined here: steps that run on request, with inputs and
+outputs by name, on every back end without a change of icc.
 
-One is what a drafter with a state has: it takes a hidden state of the step, a state of its own and a token, and gives
-its next state and what it guesses. Another takes nothing of the step. They are asked again and again behind one step.
+One is like a drafter with a state: it takes a hidden state of the step, a state of its own and a token, and gives its
+next state and guesses. Another takes nothing from the step. They run again and again after one step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LINEAR, SELECT, EMBEDDING, TOPK = (OPS[n].overload for n in ("linear", "select_r
 
 @dataclass(frozen=True)
 class Preview(Pass):
-    """Sections "preview" and "echo". across: one that would have to read other tokens."""
+    """Sections "preview" and "echo". across: adds one that would have to read other tokens."""
 
     name: ClassVar[str] = "outside-preview"
     across: bool = False
@@ -109,7 +109,7 @@ def optimized(model: Path) -> Graph:
 
 
 def inputs_of(round: int) -> dict[str, np.ndarray]:
-    """A row of everything for each token of IDS."""
+    """Random rows of all inputs, one for each token of IDS."""
     random = np.random.default_rng(round)
     return {
         "state": random.normal(size=(len(IDS), 64)).astype(np.float32),
@@ -119,7 +119,7 @@ def inputs_of(round: int) -> dict[str, np.ndarray]:
 
 
 def compare(executor: Any, graph: Graph, bound: float) -> None:
-    """Every section, asked for other rows and with other inputs each time, in turns."""
+    """Check every section in turn, each time for other rows and with other inputs."""
     executor.step(ScheduledBatch((ScheduledSequence(1, tuple(IDS), 0, ((0,),), len(IDS)),)))
     for round, rows in enumerate(ROWS):
         given = inputs_of(round)
@@ -128,7 +128,7 @@ def compare(executor: Any, graph: Graph, bound: float) -> None:
         found = executor.run("preview", {**asked, "state": given["state"][rows], "guess": given["guess"][rows]})
         close(found["state"], wanted["preview.state"][rows], bound)
         assert found["best"].dtype == np.int32 and found["best"].shape == (len(rows), 2)
-        if bound < 1e-3:  # else what is nearly as good may come first
+        if bound < 1e-3:  # else a nearly equal token may come first
             assert np.array_equal(found["best"], wanted["preview.best"][rows].numpy())
         heard = executor.run("echo", {"heard": given["heard"][rows]})
         close(heard["twice"], wanted["echo.twice"][rows], bound)
@@ -158,7 +158,7 @@ def test_on_the_cpu(model: Path, tmp_path: Path) -> None:
 
 
 def test_on_ranks_of_the_cpu(tiny: Any, tmp_path: Path) -> None:
-    """What a section is given reaches all ranks, also more rows than a control block of fixed size had room for."""
+    """The inputs of a section reach all ranks, also more rows than fit a control block of fixed size."""
     length, config = 4400, tiny.tiny_configs()["llama"]
     config.max_position_embeddings = length
     tiny.save_tiny(config, tmp_path / "model")

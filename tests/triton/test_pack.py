@@ -1,4 +1,4 @@
-"""The packed format: round trips at odd sizes, sizes as stated, and what the words keep of the scales."""
+"""The packed format: round trips at odd sizes, stated sizes, and the precision of scales in words."""
 
 from __future__ import annotations
 

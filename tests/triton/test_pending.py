@@ -1,4 +1,4 @@
-"""Tokens that the step before has sampled."""
+"""Pending tokens: those that the previous step samples."""
 
 import torch
 from icc.compiler.backends.triton.interpreter import run_spec

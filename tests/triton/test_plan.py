@@ -106,7 +106,7 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
 
 
 class Odd(Step, frozen=True, kw_only=True, tag="odd"):
-    """An op that no back end has heard of."""
+    """An op that no back end knows."""
 
     y: Operand
 
@@ -119,7 +119,7 @@ def test_a_step_without_a_kernel_fails_the_build(engine: GpuEngine) -> None:
 
 
 def test_a_runtime_walks_ops_that_it_has_never_heard_of(engine: GpuEngine) -> None:
-    """What it needs of a step is its call; of program.json's steps it reads the kernels' names."""
+    """The runtime needs only the call of a step; from the steps of program.json it reads the kernels' names."""
     raw = msgspec.json.decode(msgspec.json.encode(engine.program))
     for step in raw["steps"]:
         step["op"], step["surprise"] = "odd", {"x": 1}
@@ -137,7 +137,7 @@ def test_a_runtime_walks_ops_that_it_has_never_heard_of(engine: GpuEngine) -> No
 
 
 def test_icc_plan_knows_the_scratch_of_config_json_alone(engine: GpuEngine, tiny: Any, tmp_path: Path) -> None:
-    """The same bytes as the launch plan of the engine has."""
+    """The bytes of scratch memory are those of the engine's launch plan."""
     tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path, "bfloat16")
     for weights in tmp_path.glob("*.safetensors"):
         weights.unlink()
@@ -173,12 +173,12 @@ def test_what_exceeds_the_target_or_spills_while_decoding_is_refused(engine: Gpu
     only = min(mixed.all().keys() - decoding)
     assert refusals(planned, {**fine, only: bad}, {}, TARGET) == [], "prompts may spill"
     norm = next(key for key in decode.all() if key.startswith("norm"))
-    with pytest.raises(CodegenError, match="spills 8 bytes"):  # has but one form
+    with pytest.raises(CodegenError, match="spills 8 bytes"):  # has only one form
         refusals(planned, {**fine, norm: bad}, {}, TARGET)
 
 
 def test_of_tilings_that_all_spill_the_least_evil_is_taken(engine: GpuEngine) -> None:
-    """Slow answers rather than none; what is refused for anything else stays out."""
+    """The tiling that spills least is taken rather than none; tilings refused for other reasons stay excluded."""
     configs = [{"m": 16, "n": n} for n in (16, 32, 64)]
     refused = [RefusedTiling("k", config, "spills", spills) for config, spills in zip(configs, (56, 8, 0), strict=True)]
     tuner = Tuner(TARGET, refused=tuple(refused))
@@ -214,7 +214,7 @@ def _compile(engine: GpuEngine, monkeypatch: pytest.MonkeyPatch, planted: Callab
 def test_a_tiling_that_is_refused_is_out_and_the_next_one_is_taken(
     engine: GpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the first tiling of each product of the first phase is refused."""
+    """Planted: the first tiling of each product in the first phase is refused."""
     first = plan_program(engine.program, LIMITS, Tuner(TARGET))
     bad = {key for key in first.phases[0].all() if key.startswith("linear_decode")}
     objects = _compile(engine, monkeypatch, lambda spec: "does not compile: planted" if spec_key(spec) in bad else "")
@@ -254,7 +254,7 @@ def test_occupancy_is_what_the_scarcest_resource_allows() -> None:
     assert occupancy(Compiled("x", b"", 0, 32, 0, 0), 4, TARGET) == 1.0
     assert occupancy(Compiled("x", b"", 0, 255, 0, 0), 4, TARGET) == 0.125  # two blocks of 128 threads
     assert occupancy(Compiled("x", b"", 200 << 10, 32, 0, 0), 8, TARGET) == 0.125
-    assert occupancy(Compiled("x", b"", TARGET.shared_memory_kib << 10, 32, 0, 0), 8, TARGET) == 0.125  # all there is
+    assert occupancy(Compiled("x", b"", TARGET.shared_memory_kib << 10, 32, 0, 0), 8, TARGET) == 0.125  # the limit
 
 
 def test_a_table_that_is_also_the_head_is_stored_once(tiny: Any, tmp_path: Path) -> None:

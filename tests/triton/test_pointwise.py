@@ -13,7 +13,7 @@ from icc.compiler.ops.pointwise import OPCODES
 from interpreting import make_kernel, run_kernel
 from torch import Tensor
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about NaN and infinities
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
 BINARY = (
@@ -40,7 +40,8 @@ def reference(inputs: list[Tensor], body: str, wide: bool = True) -> Tensor:
 
 
 def run(inputs: list[Tensor], body: str, kinds: list[str], out: str = "f32", rows: int = 3) -> Tensor:
-    """inputs [rows or 1, ...] broadcast to a common shape; 1 row means a constant. kinds: storage types."""
+    """The kernel's result [rows, ...]. inputs: [rows or 1, ...], broadcast to a common shape; 1 row means a constant.
+    kinds: storage types."""
     shape = torch.broadcast_shapes(*(t.shape[1:] for t in inputs))
     stored = [t.to(TORCH[k]) for t, k in zip(inputs, kinds, strict=True)]
     walks = [t[0].expand(shape).stride() for t in stored]
@@ -51,7 +52,7 @@ def run(inputs: list[Tensor], body: str, kinds: list[str], out: str = "f32", row
         "pointwise", types=(*kinds, out), aligned=(False,) * (len(kinds) + 1), strides=strides, shape=tuple(shape),
         walks=(*walks, torch.empty(shape).stride()), body=Body.parse(body),
     )  # fmt: skip
-    # integers of a graph wrap; elsewhere only addresses are integers
+    # a graph's integers may wrap; in other kernels only addresses are integers
     run_kernel(kernel, stored, [y], shape=Shape(16, False), wraps=out == "i32")
     assert (y[:, width - 3 :] == 77).all()
     return y[:, : width - 3].view(rows, *shape)
@@ -66,7 +67,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-6, atol: float 
 
 
 def sample(opcode: str, rows: int, width: int) -> Tensor:
-    """Values spread over sizes, and the edges."""
+    """Values [rows, width] of all magnitudes, and the edge values."""
     torch.manual_seed(len(opcode))
     x = torch.randn(rows, width) * torch.logspace(-7, 1.3, width)
     x[0, : len(EDGES)] = EDGES
@@ -147,7 +148,7 @@ def test_chain(name: str) -> None:
 def test_storage_types(kind: str) -> None:
     x, w = torch.randn(3, 2, 300).to(TORCH[kind]), torch.randn(1, 300)
     found = run([x, w], "t0 = silu a0; t1 = mul t0 a1", [kind, "f32"], kind)
-    nearest = {"bf16": (2.0**-8, 1e-30), "f16": (2.0**-11, 2.0**-25)}[kind]  # of f16, numbers may be subnormal
+    nearest = {"bf16": (2.0**-8, 1e-30), "f16": (2.0**-11, 2.0**-25)}[kind]  # f16 numbers may be subnormal
     close(found, torch.nn.functional.silu(x.double()) * w, *nearest)
 
 

@@ -1,4 +1,4 @@
-"""Products that end in a norm: the same bits as a product and a norm one after the other."""
+"""Products that end in a norm: bit-equal to a product followed by a norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLIT = Forced({"decode": 0, "m": 16, "n": 16, "k": 16, "warps": 4, "stages": 2,
 
 
 def joined(norm: str, kind: str) -> LinearKernel:
-    """x W^T, added to r where the norm adds, normalized: r and the sum in float32, as a residual is."""
+    """A kernel of x W^T, plus r if the norm adds, normalized: r and the sum are in float32, like a residual."""
     plain = make_kernel("linear", k=K, n=N, stored=kind, types=(kind, kind, "", kind))
     adds = norm.startswith("add_")
     ins = NormInputs(

@@ -1,4 +1,4 @@
-"""What Triton's interpreter never executes: inline PTX over all codes, `tl.sort`, and numbers made of their bits."""
+"""Code that Triton's interpreter never executes: inline PTX over all codes, `tl.sort`, and numbers built from bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kernel(x_ptr, y_ptr, N: tl.constexpr):
 
 
 def test_no_inline_ptx_is_left_out() -> None:
-    """Every template with inline PTX is one whose PTX is executed here, or asks for lines, which gives no values."""
+    """Every template with inline PTX is executed here, or only prefetches cache lines, which gives no values."""
     found = {str(file.relative_to(TEMPLATES)) for file in TEMPLATES.rglob("*.jinja") if blocks(file.read_text())}
     looked_up = {"layouts/affine.py.jinja", "layouts/blocks.py.jinja", "layouts/float8.py.jinja"}
     assert found == looked_up | {"linear/decode_head.py.jinja"}
@@ -45,7 +45,7 @@ def test_nibbles_are_operands(file: Path) -> None:
     source = file.read_text()
     [text] = blocks(source)
     is_bf16 = re.search(r"dtype=\(tl\.(bfloat16|float16)", source)[1] == "bfloat16"  # type: ignore[index]
-    bias = re.search(r'"""(\d+) \+ bits exactly', source)  # else they are the last bits of float16: subnormal
+    bias = re.search(r'"""(\d+) \+ bits exactly', source)  # else fields are the last bits of float16: subnormal
     other = CODES[::-1]
     fields = execute(text, 4, [CODES | other << np.uint32(16)])
     for number, register in enumerate(fields):
@@ -57,11 +57,11 @@ def test_nibbles_are_operands(file: Path) -> None:
 
 
 def test_floats_of_8_bits_are_numbers() -> None:
-    """All 256 codes in each of the four places, with all others beside them: e4m3 exactly, as bf16."""
+    """All 256 codes in each of the four places, with all others beside them: exactly the e4m3 values, as bf16."""
     [text] = blocks((TEMPLATES / "layouts" / "float8.py.jinja").read_text())
     codes = np.arange(256, dtype=np.uint32)
     expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float64).numpy()
-    known = ~np.isnan(expected)  # the two codes of NaN are no weights
+    known = ~np.isnan(expected)  # weights have no NaN codes
     for turn in range(0, 256, 51):
         bytes_ = [np.roll(codes, place * turn) for place in range(4)]
         packed = sum(byte << np.uint32(8 * place) for place, byte in enumerate(bytes_))
@@ -75,7 +75,7 @@ def test_floats_of_8_bits_are_numbers() -> None:
 
 @pytest.mark.parametrize("stored", ["nf4g64", "iq4_nl"])
 def test_levels_are_those_of_the_table(stored: str) -> None:
-    """All 256 bytes in each of the four places, with others beside them: both levels of each, bit for bit."""
+    """All 256 bytes in each of the four places, with others beside them: both levels of each are exact."""
     config = {"decode": 0, "m": 16, "n": 64, "k": 64, "warps": 4, "stages": 3, "splits": 1}
     k = 4096
     kernel = make_kernel("linear_q", k=k, n=64, stored=stored, types=("bf16", "u8", "", "bf16"))
@@ -92,7 +92,7 @@ def test_levels_are_those_of_the_table(stored: str) -> None:
 
 
 def test_a_wrong_instruction_is_noticed() -> None:
-    """The emulator tells: another table, another selector, another power."""
+    """The emulator detects a wrong table, a wrong selector and a wrong power."""
     text = blocks((TEMPLATES / "layouts" / "float8.py.jinja").read_text())[0]
     codes = np.arange(256, dtype=np.uint32) * np.uint32(0x01010101)
     right = execute(text, 2, [codes])

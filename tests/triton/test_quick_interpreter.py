@@ -1,4 +1,4 @@
-"""What is left out of Triton's interpreter is bookkeeping: its checks, types and messages are there."""
+"""The quick interpreter leaves out only bookkeeping of Triton's: checks, types and messages are kept."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def work(pointer, value):
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever kernels of whole plans have run before, sums are checked."""
+    """Turns overflow checks on, even if kernels of whole plans have turned them off."""
     builder = interpreter.interpreter_builder
     monkeypatch.setattr(builder, "options", replace(builder.options, sanitize_overflow=True))
 
 
 def run(line: str, value: int = 2**30) -> list[int]:
-    """The four numbers that a kernel of this line has stored."""
+    """The four numbers that a kernel with this line stores."""
     stored = torch.zeros(4, dtype=torch.int64)
     load_source(SOURCE.format(line=line)).work[(1,)](stored, value)
     return stored.tolist()
@@ -61,7 +61,7 @@ def test_sums_of_64_bits_are_not_checked() -> None:
     ],
 )
 def test_mistakes_are_refused_again_and_again(line: str, said: str) -> None:
-    """Also after shapes and types of them are known."""
+    """Also once their shapes and types are cached."""
     for _ in range(2):
         with pytest.raises(InterpreterError, match=said):
             run(line)

@@ -1,4 +1,4 @@
-"""No two programs of a launch touch the same bytes in no order, and their order changes nothing."""
+"""Programs of a launch never touch the same bytes without an order, and the order of programs has no effect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_atomic_orders_what_comes_before_and_behind_it() -> None:
 
 
 def steps(engine: GpuEngine) -> list[np.ndarray]:
-    """The logits of a prompt in two chunks beside others, of decodes, and what is sampled of them."""
+    """The logits of a prompt in two chunks beside others, of decodes, and the tokens sampled from them."""
     executor = engine.executor()
     found = []
     size = executor.groups[0].block_size

@@ -1,4 +1,4 @@
-"""An engine of two GPUs as it is written, and its processes, over fake drivers whose kernels do nothing."""
+"""A written engine for two GPUs, and its processes, over fake drivers whose kernels do nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(path: Path) -> LLM:
-    """What `icc.load` makes of it, on GPU 0 of a machine with eight."""
+    """The engine loaded by `icc.load`, on GPU 0 of a machine with eight."""
     opened = open_engine(path)
     executor = open_executor(opened, resources=Resources(gpu=Cuda(0, DryDriver())))
     return LLM(opened.manifest, executor)

@@ -1,4 +1,5 @@
-"""Several GPUs over fake drivers: the tokens of the interpreted plan, whoever is ahead; what is lost with a rank."""
+"""Several GPUs over fake drivers: the tokens of the interpreted plan, whichever rank is ahead; the failure when a rank
+is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def engine_of(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
     @cache
     def make(ranks: int, target: str = "h100", rows: int = 0) -> GpuEngine:
-        # steps are padded to a multiple of 4, or to the largest: with rows, to one that does not divide
+        # steps are padded to a multiple of 4 or to the largest size, which with `rows` does not divide evenly
         limits = Limits(max_seq_len=24, max_batch_size=2, max_step_tokens=7 if rows else 8)
         return build(model, "none", limits, target=TARGETS[target], tensors=ranks, rows=rows)
 
@@ -55,7 +56,7 @@ def tokens(node: FakeNode) -> list[list[int]]:
 def test_ranks_give_the_tokens_of_one_whoever_is_ahead(
     ranks: int, seed: int, hip: bool, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last case under the names of HIP."""
+    """The last case runs with the API of HIP."""
     node = FakeNode(engine_of(ranks), seed, hip=hip)
     with node.installed(monkeypatch):
         assert tokens(node) == expected
@@ -68,7 +69,7 @@ def test_ranks_give_the_tokens_of_one_whoever_is_ahead(
 def test_a_communicator_where_gpus_do_not_see_each_other(
     engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an L4, inside graphs too; it is given back."""
+    """On an L4, also inside graphs; the communicator is destroyed at the end."""
     node = FakeNode(engine_of(2, "l4"), capability=(8, 9))
     with node.installed(monkeypatch):
         assert tokens(node) == expected
@@ -80,8 +81,8 @@ def test_a_communicator_where_gpus_do_not_see_each_other(
 def test_prompts_by_rows(
     target: str, seed: int, engine_of: Engines, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of 7 tokens of two prompts: 3 rows of each rank, and one more of the last. Decodes, in their graphs, have
-    whole sums."""
+    """A step of 7 tokens of two prompts: 3 rows per rank, and one more on the last rank. Decodes, in graphs, have whole
+    sums."""
     node = FakeNode(engine_of(2, target, rows=4), seed, capability=(8, 9) if target == "l4" else (9, 0))
     with node.installed(monkeypatch):
         assert tokens(node) == expected
@@ -116,16 +117,16 @@ def test_a_rank_that_is_lost_ends_requests_in_bounded_time_and_the_engine_can_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, Any] = {"capability": (8, 9)} if target == "l4" else {}
-    node = FakeNode(engine_of(2, target, rows), **found, **{how: (1, 4)})  # behind two graphs and two steps
+    node = FakeNode(engine_of(2, target, rows), **found, **{how: (1, 4)})  # after two graphs and two steps
     with node.installed(monkeypatch, patience):
         player = node.player()
         with LLM(node.engine.manifest, player) as llm:
             with pytest.raises(DeviceError, match=said):
                 llm.generate(PROMPTS, PARAMS)
             began = time.monotonic()
-            with pytest.raises(DeviceError, match=said):  # and so do all that come later, at once
+            with pytest.raises(DeviceError, match=said):  # later requests fail too, at once
                 llm.generate(PROMPTS, PARAMS)
-            assert time.monotonic() - began < 60  # not the 600 s that a rank may take
+            assert time.monotonic() - began < 60  # not the 600 s that are allowed for a rank
     again = FakeNode(engine_of(2, target, rows), **found)
     with again.installed(monkeypatch):
         assert tokens(again) == expected

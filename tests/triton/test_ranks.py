@@ -26,10 +26,10 @@ LIMITS = Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=8)
 IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
 PROMPTS = [IDS, IDS[:5]]
 MLA = "deepseek_v3-latent_grouped_routing"
-# (model, ranks that tensors are divided among, and experts)
+# (model, ranks that divide tensors, ranks that divide experts)
 USUAL = [("llama", 2, 1), ("mixtral", 1, 2)]
-ODD = 7  # tokens of the largest step, to which steps are padded
-# (model, ranks, weights) of prompts by rows
+ODD = 7  # tokens of the largest step; steps are padded to it
+# (model, ranks, weights) for prompts by rows
 BY_ROWS = [("llama", 2, "rtn4"), ("mixtral", 2, "none")]
 MORE_BY_ROWS = [
     ("llama", 2, "none"), ("llama", 4, "none"), ("llama", 4, "rtn4"), ("mixtral", 4, "rtn4"), ("mixtral", 4, "none"),
@@ -78,7 +78,7 @@ def test_ranks_give_the_logits_of_one(name: str, tensors: int, experts: int, eng
 
 
 def test_every_rank_has_the_same_logits_whoever_is_ahead(engine_of: Engines) -> None:
-    """Ranks sample on their own devices. The order in which they run, drawn here, changes nothing."""
+    """Ranks sample on their own devices. The order in which they run, random here, has no effect."""
     engine, random = engine_of("llama", 2, 1), Random(3)
     player = engine.ranks(choose=lambda ready: random.choice(ready))
     wanted = logits(engine)
@@ -89,7 +89,7 @@ def test_every_rank_has_the_same_logits_whoever_is_ahead(engine_of: Engines) -> 
 
 
 def test_gpus_that_do_not_see_each_other_need_a_communicator(engine_of: Engines) -> None:
-    """On an L4 all goes through one, and the logits are the same bits; without one nothing runs."""
+    """On an L4 all exchanges use a communicator, and logits are bit-equal; without one nothing runs."""
     engine = engine_of("llama", 2, 1, "l4")
     wanted = logits(engine_of("llama", 2, 1))
     with LLM(engine.manifest, engine.ranks(exchanges=True)) as llm:
@@ -100,8 +100,8 @@ def test_gpus_that_do_not_see_each_other_need_a_communicator(engine_of: Engines)
 
 @pytest.mark.parametrize(("name", "ranks", "quant"), [*BY_ROWS, *soak(*MORE_BY_ROWS)])
 def test_prompts_by_rows(name: str, ranks: int, quant: str, engine_of: Engines) -> None:
-    """Two steps of 7 rows, of which the last rank has more than others; and a step of 4, which is not divided. Where a
-    rank's rows begin at every fourth, so that what lies in them is aligned, it is one step of 16."""
+    """Two steps of 7 rows, of which the last rank has more than others; and a step of 4, which is not divided. If a
+    rank's rows must begin at a multiple of four for alignment, one step of 16."""
     experts, steps = 1 if name == "llama" else ranks, 19 if name == MLA else ODD
     one, own = engine_of(name, 1, 1, quant=quant), engine_of(name, ranks, experts, "h100", 5, quant, steps)
     plan = own.program.plan
@@ -114,8 +114,8 @@ def test_prompts_by_rows(name: str, ranks: int, quant: str, engine_of: Engines) 
 
 @pytest.mark.parametrize(("target", "quant"), [("h100", "fp8"), *soak(("h100", "none"), ("l4", "none"))])
 def test_by_rows_the_bits_are_those_of_whole_sums(target: str, quant: str, engine_of: Engines) -> None:
-    """Through memory and through a communicator, at 2 ranks of a llama. A norm does not write 8 bits that others would
-    need: they are made of the rows that are gathered."""
+    """Through memory and through a communicator, with 2 ranks of a llama. A norm does not write 8-bit rows that other
+    ranks would need: they are made from the gathered rows."""
     whole, own = (engine_of("llama", 2, 1, *more, quant, ODD) for more in (("h100", 0), (target, 5)))
     wanted = logits(whole)
     for exchanges in {target == "l4", True}:
@@ -124,7 +124,7 @@ def test_by_rows_the_bits_are_those_of_whole_sums(target: str, quant: str, engin
 
 
 def test_a_row_that_is_not_gathered_shows(engine_of: Engines) -> None:
-    """With a plan that gathers nothing, logits are others."""
+    """With a plan that gathers nothing, logits differ."""
     engine = engine_of("llama", 2, 1, "h100", 5, "fp8", ODD)
     plan = engine.program.plan
     assert plan is not None
@@ -140,7 +140,7 @@ def test_a_row_that_is_not_gathered_shows(engine_of: Engines) -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("target", ["a100", "h100", "h200", "b200", "mi300x"])
 def test_small_sums_go_through_memory_and_large_ones_through_a_communicator(target: str, ranks: int) -> None:
-    """8,192 columns: a decode of 8 rows is faster through memory; 8,192 rows of 4 ranks and more are not."""
+    """With 8,192 columns, a decode of 8 rows is faster through memory; 8,192 rows on 4 ranks and more are not."""
     ways = [one_shot_seconds(4 * 8192 * rows, ranks, TARGETS[target]) for rows in (8, 8192)]
     rings = [ring_seconds(4 * 8192 * rows, ranks, TARGETS[target]) for rows in (8, 8192)]
     assert ways[0] < rings[0]

@@ -1,7 +1,7 @@
-"""Kernel by kernel: every access is shown to lie in its buffer and every index to stay within 32 bits, at the limits of
-a large engine. States, indexes, latents, blocks, experts, caches of every type; and planted faults of both kinds.
+"""Proofs kernel by kernel, at the limits of a large engine, that every access lies in its buffer and every index fits
+32 bits: states, indexes, latents, blocks, experts, caches of every type; and planted faults of both kinds.
 
-Of each kernel only Triton's IR without layouts is made, by one process for all.
+Kernels are compiled only to Triton's IR without layouts, by one process for all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def attention(key: int, value: int, dtype: str, **facts: Any) -> tuple[str, dict
     return "attention", {**kv, "rotary": rotary(16, 131072, "half"), "q_heads": 32, "scale": 0.1, **facts}, QUERY
 
 
-# of real sizes, beside those of the snapshots: op, facts, types of operands
+# steps of real sizes, in addition to the snapshots': op, facts, types of operands
 LARGE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "latents": attention(576, 512, "bf16", shared=True),
     "latents of 8 bits": attention(576, 512, "i8", shared=True),
@@ -62,7 +62,7 @@ LARGE: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     **{f"blocks of {kind}": ("linear_q", {"k": 4096, "n": 1024, "stored": kind}, ("bf16", "u8", "", "bf16"))
        for kind in ("q4_k", "q6_k", "mxfp4", "nf4g64", "iq2_xs")},
 }  # fmt: skip
-STEPS = {  # but for those of which all rows read one
+STEPS = {  # except points with a stride of 0
     **{
         name: (p.op, p.params, p.types)
         for name, p in POINTS.items()
@@ -74,7 +74,7 @@ USUAL = ("gated_chunks__delta_bf16", "choose_scores__i4", "blocks of q4_k")
 
 
 def program_of(step: Step) -> Program:
-    """A program of this step alone, with buffers, weights and a cache as large as it says they are."""
+    """A program of this step alone, with buffers, weights and a cache of the sizes that it states."""
     step = msgspec.structs.replace(step, layer=0) if hasattr(step, "kv") or hasattr(step, "state") else step
     widths, buffers, weights = step.widths(), [], {}
     for name, operand in step.operands.items():
@@ -106,7 +106,7 @@ def groups_of(step: Any) -> Iterator[KVGroup]:
 
 
 def planned_alone(program: Program, shapes: tuple[Shape, ...] = SHAPES) -> Planned:
-    """Without what comes before and after a program's steps."""
+    """The plan of a program without the launches before and after its steps."""
     found = plan_program(program, LIMITS, Tuner(TARGETS["h100"]), shapes)
     return replace(found, phases=tuple(replace(phase, before=(), after=()) for phase in found.phases))
 
@@ -131,7 +131,7 @@ def decoding() -> tuple[Program, Planned]:
 
 
 def test_a_cache_whose_blocks_are_smaller_is_found(decoding: tuple[Program, Planned]) -> None:
-    """As if vectors were not padded in the layout that memory is taken by."""
+    """As if vectors were not padded in the layout that determines the cache's memory."""
     program, planned = decoding
     assert faults(program, planned) == []
     [group] = program.kv.groups
@@ -141,7 +141,7 @@ def test_a_cache_whose_blocks_are_smaller_is_found(decoding: tuple[Program, Plan
 
 
 def test_pages_that_are_placed_by_32_bits_are_found(decoding: tuple[Program, Planned]) -> None:
-    """Of 1,048,576 blocks of 59,392 bytes."""
+    """With 1,048,576 blocks of 59,392 bytes."""
     program, planned = decoding
     [phase] = planned.phases
     [(name, [spec])] = phase.specs.items()

@@ -31,7 +31,7 @@ def chain(kind: str) -> TritonKernel:
 
 
 def kernels(kind: str) -> list[TritonKernel]:
-    """Each kernel at a size that is no power of two, over activations of that type."""
+    """Each kernel at a size that is no power of two, over activations of type `kind`."""
     two, line, scan = (
         (kind, kind),
         {"outer": 2, "n": 5000},

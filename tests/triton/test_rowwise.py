@@ -12,10 +12,10 @@ from interpreting import make_kernel, run_kernel
 from sizes import soak
 from torch import Tensor
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's warnings about NaN and infinities
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
-# relative: half a unit in the last place of the 16-bit types
+# relative: half a unit in the last place of 16-bit types
 TOLERANCE = {"f32": 1e-5, "bf16": 2.0**-8, "f16": 2.0**-11, "i32": 0.0}
 SHAPE = Shape(16, False)
 
@@ -61,7 +61,7 @@ def test_reduce_whole(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["amax", "amin", "argmax"])
 def test_reduce_edges(op: str) -> None:
-    """NaN wins, the first of equals is taken, and -0.0 equals 0.0."""
+    """NaN wins, the first of equal values is taken, and -0.0 equals 0.0."""
     x = torch.tensor(
         [[1.0, torch.nan, torch.inf, torch.nan], [-0.0, 0.0, -1.0, 0.0], [-torch.inf] * 4,
          [torch.inf, 2.0, torch.inf, -torch.inf], [-3.0, -2.0, -2.0, -5.0]]

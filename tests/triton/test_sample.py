@@ -1,4 +1,5 @@
-"""The sampling kernels against the host's sampler: same tokens kept, ties included, then the best by their noise."""
+"""The sampling kernels against the host's sampler: the same tokens are kept, ties included, then the best one with its
+noise is drawn."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def expected(logits: np.ndarray, row: Row) -> int:
     return int(tokens[np.argmax(logits[tokens].astype(float) / row.temperature - np.log(-np.log1p(-u)))])
 
 
-KINDS = {  # of logits, and what is tried on them: some keep few tokens, some more than the scan lists
+KINDS = {  # kinds of logits, and parameters to try: some keep few tokens, some more than the scan lists
     "spread": (
         Row(), Row(0.7), Row(1.3, top_k=5), Row(0.9, top_p=0.5), Row(2.0, top_k=30, top_p=0.7), Row(1.0, min_p=0.2),
     ),
@@ -110,7 +111,7 @@ def test_tokens(kind: str, vocab: int) -> None:
     ]
     logits = rng.standard_normal((len(rows), vocab)).astype(np.float32)
     logits = {"spread": logits * 3, "flat": logits * 0.01, "ties": np.round(logits), "few": logits}[kind]
-    if kind == "few":  # as a grammar leaves them
+    if kind == "few":  # as masked by a grammar
         logits[rng.random(logits.shape) < 0.9] = -np.inf
         logits[:, 50] = -0.0
     got = sample(logits, rows)
@@ -120,7 +121,8 @@ def test_tokens(kind: str, vocab: int) -> None:
 
 
 def check_logprobs(logits: np.ndarray, got: dict[str, np.ndarray]) -> None:
-    """Those of the drawn tokens and of the likeliest, in order; ids of tokens that cannot be are -1."""
+    """Check the log-probabilities of the drawn and of the likeliest tokens, in order; ids of impossible tokens are
+    -1."""
     for i, x in enumerate(logits):
         reference = token_logprob(x, int(got["token"][i, 0]), 20)
         finite = [(token, logprob) for token, logprob in reference.top if logprob > -np.inf]
@@ -131,7 +133,7 @@ def check_logprobs(logits: np.ndarray, got: dict[str, np.ndarray]) -> None:
 
 
 def test_the_token_that_reaches_top_p_is_kept() -> None:
-    """Of tokens with 30, 25 and 15 %, 50 % are two, of which both are drawn in 24 draws."""
+    """Two of the tokens with 30, 25 and 15 % make up 50 %, and 24 draws yield both."""
     logits = np.log(np.array([0.3, 0.15, 0.25, *[0.3 / 94] * 94], np.float32))
     rows = [Row(1.0, top_p=0.5, counter=i) for i in range(24)]
     found = sample(np.stack([logits] * len(rows)), rows)["token"][:, 0].tolist()
@@ -147,7 +149,7 @@ def test_rows_that_are_not_numbers() -> None:
 
 
 def test_ties_in_all_of_a_large_vocabulary() -> None:
-    """The scan of each part meets more ties than it has slots; the lowest tokens win."""
+    """The scan of each part finds more ties than it has slots; the lowest token ids win."""
     logits = np.zeros((2, 2500), dtype=np.float32)
     rows = [Row(1.0, top_k=25, seed=2**63 + 5), Row(1.0, top_p=0.5, seed=3)]
     got = sample(logits, rows)
@@ -164,7 +166,8 @@ def test_a_row_does_not_depend_on_its_mates_or_its_place() -> None:
 
 
 def test_distribution() -> None:
-    """Chi-square of the kernels' noise (test_tokens: they have the same) over 100,000 draws of 8 tokens."""
+    """Chi-square test of the kernels' noise (which test_tokens compares with `philox`) over 100,000 draws of 8
+    tokens."""
     logits = np.array([0.0, 1.0, -1.0, 2.0, 0.5, -3.0, 1.5, 0.2])
     for seeds, counters in ((range(100), range(1000)), (range(2**40, 2**40 + 100_000), range(1))):
         u = (philox(np.array(seeds)[:, None, None], np.array(counters)[:, None], np.arange(8)) + 0.5) / 2**32
@@ -174,7 +177,7 @@ def test_distribution() -> None:
 
 
 def test_objects_do_not_spill() -> None:
-    """Built for a GPU: sampling ends every decode step."""
+    """Compiled for a GPU: sampling runs in every decode step, so it must not spill."""
     target = TARGETS["h100"]
     kernels = [SampleKernel(vocab=vocab) for vocab in (97, 128256)]
     specs = [spec for kernel in kernels for spec in kernel.launches(Shape(8, True), LIMITS, TUNER)]

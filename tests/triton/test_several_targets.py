@@ -29,7 +29,7 @@ PARAMS = icc.SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def checkpoints(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two of one layer, whose weights differ."""
+    """Two one-layer checkpoints with different weights."""
     folder = tmp_path_factory.mktemp("models")
     config = tiny.tiny_configs()["llama"]
     config.num_hidden_layers = 1  # the interpreter is slow
@@ -46,13 +46,13 @@ def engine(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def alone(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for the CPU alone."""
+    """The engine compiled for the CPU alone."""
     output = tmp_path_factory.mktemp("alone") / "cpu.engine"
     return icc.compile(checkpoints[0], output, target="cpu", isa="avx2", **FIELDS)
 
 
 def driver_of(engine: Path) -> FakeDriver:
-    """A fake H100 that knows the engine's cubins by their sources."""
+    """A fake H100 that maps the engine's cubins to their sources."""
     opened = open_engine(engine / "h100")
     program, limits = program_of(opened), opened.manifest.limits
     backend = TritonBackend(TARGETS["h100"], "f32")
@@ -98,7 +98,7 @@ def test_equal_tensors_lie_in_a_file_that_both_read(engine: Path) -> None:
     opened = {target: open_engine(engine / target) for target in ("cpu", "h100")}
     places = {target: {place for place in own.weights.sizes()} for target, own in opened.items()}
     names = {target: own.program.stored.keys() for target, own in opened.items()}
-    assert all(names[target] - places[target] for target in opened)  # what is not its own is in the shared file
+    assert all(names[target] - places[target] for target in opened)  # other weights are in the shared file
     assert names["cpu"] - places["cpu"] == names["h100"] - places["h100"]
     assert len(list(engine.rglob("runtime/llm.py"))) == len(list(engine.rglob("tokenizer.json"))) + 1 == 1
 

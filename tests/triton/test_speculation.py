@@ -1,4 +1,4 @@
-"""Every drafter on the CUDA executor over a fake driver: plain decoding's tokens, and what the heads choose."""
+"""Every drafter on the CUDA executor over a fake driver: plain decoding's tokens, and the heads' choices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARAMS = [SamplingParams(max_tokens=5, temperature=t, seed=3, ignore_eos=True) f
 
 @pytest.fixture(scope="module")
 def built(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> GpuEngine:
-    """A tiny llama with random draft heads and an early exit behind one of its layers."""
+    """A tiny llama with random draft heads and an early exit after one of its layers."""
     model, heads = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("heads")
     tiny.save_tiny(tiny.tiny_configs()["llama"], model)
     source = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ def plain(built: GpuEngine) -> list[Any]:
 
 
 def open_device(built: GpuEngine) -> tuple[Make, FakeDriver]:
-    """What makes executors of one engine on one device."""
+    """A function that makes executors of one engine on one fake device, and that device's driver."""
     driver, engine = FakeDriver(built.objects()), built.engine()
     cuda = Cuda(bindings=driver)
     return lambda section="": Player(CudaDevice(engine, cuda=cuda, section=section)), driver
@@ -86,7 +86,7 @@ def drafts(executor: Player[CudaDevice], rows: list[int]) -> np.ndarray:
 
 
 def test_heads_choose_what_the_reference_says(built: GpuEngine) -> None:
-    """Behind rows of a chunk, and behind decodes that were padded; asked twice, so that a graph answers."""
+    """After rows of a chunk, and after padded decodes; run twice, so that a graph is used."""
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_outputs(built.graph, ids)["medusa.drafts"].numpy()
     executor = open_device(built)[0]()
@@ -117,7 +117,7 @@ def test_steps_that_come_again_become_graphs_and_old_ones_are_given_up(
         return driver.graph_launches - before[0], driver.eager_launches - before[1]
 
     assert launched(3)[0] == 0 and launched(3) == launched(3) == (1, 0)
-    assert launched(4)[0] == 0 and launched(5)[0] == 0  # two sizes more: the first is given up
+    assert launched(4)[0] == 0 and launched(5)[0] == 0  # two more sizes: the graph of the first is dropped
     assert launched(3)[0] == 0 and launched(3) == (1, 0)
     executor.close()
     assert not driver.live

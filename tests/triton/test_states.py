@@ -1,4 +1,4 @@
-"""Prompts of recurrences with a matrix as the state, as products over chunks: against the op's reference in float64."""
+"""Prompts through recurrences with matrix states, as products over chunks, against the op's reference in float64."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sizes import soak
 from torch import Tensor
 
 HEADS, SHARED = 2, 1
-LENGTHS = (40, 1, 75, 30)  # of sequences that lie behind each other in a step
+LENGTHS = (40, 1, 75, 30)  # of consecutive sequences in a step
 
 
 def random_inputs(tokens: int, key: int, value: int, kind: torch.dtype) -> dict[str, Tensor]:
-    """Operands [tokens, heads, ..]; keys of length 1, decays of which some forget everything."""
+    """Operands [tokens, heads, ..]; keys of length 1, and decays, some of which erase the state."""
     k = torch.nn.functional.normalize(torch.randn(tokens, SHARED, key), dim=-1)
-    k[tokens // 2] = k[tokens // 2 - 1]  # a token that comes again
+    k[tokens // 2] = k[tokens // 2 - 1]  # a repeated token
     found = {"q": torch.randn(tokens, SHARED, key), "k": k, "v": torch.randn(tokens, HEADS, value)}
     wide = {"decay": -(torch.rand(tokens, HEADS) ** 6) * 30, "beta": torch.rand(tokens, HEADS)}
     return {name: x.to(kind) for name, x in found.items()} | wide
 
 
 def reference(x: dict[str, Tensor], delta: bool, beta: bool) -> tuple[Tensor, Tensor]:
-    """Results [T, H, V], and the states behind all tokens [T, H, K, V]: what queries of all unit vectors read."""
+    """Results [T, H, V], and the states after all tokens [T, H, K, V], read with all unit vectors as queries."""
     wide = {name: part.double() for name, part in x.items()}
     rest = wide["k"], wide["v"], wide["decay"], wide["beta"] if beta else None, delta, 0
     out = OPS["gated_scan"].reference(wide["q"], *rest)
@@ -46,8 +46,8 @@ def reference(x: dict[str, Tensor], delta: bool, beta: bool) -> tuple[Tensor, Te
 def test_any_cut_of_a_prompt_gives_what_step_by_step_gives(
     delta: bool, beta: bool, kind: torch.dtype, key: int, value: int, rounded: bool
 ) -> None:
-    """Sequences beside each other, in steps that cut them, one behind a full block; states are left within chunks, and
-    gone on from."""
+    """Several sequences, in steps that divide them, one of them after a full block; steps end within chunks and
+    continue from there."""
     torch.manual_seed(0)
     types = {torch.bfloat16: "bf16", torch.float32: "f32"}
     name = types[kind]
@@ -105,7 +105,7 @@ def in_bf16(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("op", ["gated_scan", "selective_scan"])
 def test_rounded_states_are_those_of_any_cut(op: str) -> None:
-    """Token by token, in steps that end anywhere: the same bits, and those of states rounded behind every token."""
+    """Token by token and in steps that end anywhere: bit-equal, and equal to states rounded after every token."""
     torch.manual_seed(1)
     tokens, keys, values = 9, 5, 6
     if op == "gated_scan":

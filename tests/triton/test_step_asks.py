@@ -1,4 +1,4 @@
-"""Step kernels whose products ask for their first weights before they wait; tilings chosen for the whole."""
+"""Step kernels whose products prefetch their first weights before they wait; tilings chosen for the whole kernel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stage(kernel: LinearKernel, tiling: dict[str, int]) -> LaunchSpec:
 
 
 def chained(kernels: list[LinearKernel], tiling: dict[str, int] = TILING) -> LaunchSpec:
-    """Products of which each reads what the one before it wrote."""
+    """A step kernel of products, each of which reads the previous one's output."""
     specs = [stage(kernel, tiling) for kernel in kernels]
     spans = [frozenset([Span("arena", 64 * n, 64 * n + 64)]) for n in range(len(specs) + 1)]
     stages = schedule(
@@ -57,7 +57,7 @@ def chained(kernels: list[LinearKernel], tiling: dict[str, int] = TILING) -> Lau
 @pytest.mark.parametrize("programs", [3, *soak(1, 9)])
 def test_products_in_a_row_have_the_bits_of_launches_and_nothing_races(programs: int) -> None:
     torch.manual_seed(0)
-    shapes = ((256, 128), (72, 256))  # of which the last tile is not full
+    shapes = ((256, 128), (72, 256))  # the last tile is not full
     weights = [weight(shape, "bf16", 4, 128) for shape in shapes]
     kernels: list[Any] = [
         make_kernel("linear_q", k=k, n=n, types=("bf16", "u8", "", "bf16"), **w.params)
@@ -86,7 +86,7 @@ def test_products_in_a_row_have_the_bits_of_launches_and_nothing_races(programs:
 @pytest.mark.parametrize(("stored", "n"), [(s, n) for s in ("q4g128", "q8g128", "bf16") for n in (16, 64)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_asked_for_are_the_first_weights_of_a_program(name: str, stored: str, n: int) -> None:
-    """All of it lies in W; every tile asks for its first byte, and a line of 128 bytes per thread."""
+    """All prefetches lie in W; every tile prefetches its first byte, and each thread a line of 128 bytes."""
     kernel = replace(product(name, stored), ahead=True)
     tile = LinearTiling.of({**TILING, "n": n})
     source, codes = ProductSource(kernel, tile, (), 90), kernel.codes
@@ -107,13 +107,13 @@ def test_only_stages_of_step_kernels_ask() -> None:
     kernel = product("o", "q4g128")
     [spec] = kernel.launches(ONE, LIMITS, Tuner(TARGETS["h100"]))
     assert "ask_weights" not in spec.source and "ask_weights" in stage(kernel, TILING).source
-    floats = replace(product("o", "e4m3"), ahead=True)  # codes row by row, which an A100 multiplies in 16 bits
+    floats = replace(product("o", "e4m3"), ahead=True)  # codes row by row; an A100 multiplies them in 16 bits
     assert ProductSource(floats, LinearTiling.of(TILING), (), 80).mode.codes_operands
     assert not ProductSource(floats, LinearTiling.of(TILING), (), 80).asks
 
 
 def of_8b(stored: str, target: str) -> tuple[WholeTilings, list[StageProduct]]:
-    """A layer of Llama 8B: q, k, v; attention; o; gate and up; down."""
+    """The tilings of a layer of Llama 8B (q, k, v; attention; o; gate and up; down), and its products."""
     tuner = Tuner(TARGETS[target])
     found = [product(name, stored).stage_product(ONE, tuner) for name in SHAPES]
     products = [one for one in found if one is not None]
@@ -125,7 +125,8 @@ def of_8b(stored: str, target: str) -> tuple[WholeTilings, list[StageProduct]]:
 def test_stages_of_8b_are_cut_so_that_as_many_programs_fit_as_its_largest_launch_has(
     target: str, stored: str, held: int
 ) -> None:
-    """By the model 1 to 4 % less than launches, where stages that are cut as launches are take 6 % more."""
+    """By the model, step kernels take 1 to 4 % less time than launches; with the tilings of launches they would take 6
+    % more."""
     found, products = of_8b(stored, target)
     launches = found.seconds(whole.LAUNCHES)
     assert min(found.candidates(), key=found.seconds) == {"resident": held}
@@ -136,7 +137,7 @@ def test_stages_of_8b_are_cut_so_that_as_many_programs_fit_as_its_largest_launch
         free = {"n", "stages"}
         assert all(tilings[one.key][name] == one.launched[name] for name in one.launched if name not in free)
         assert found.room(one, tilings[one.key]) >= held
-    least = min(found.room(one, one.launched) for one in products)  # as it was: every stage cut as its launch is
+    least = min(found.room(one, one.launched) for one in products)  # every stage with the tiling of its launch
     before = sum(found._stage_seconds(one, one.launched, least) for one in products)
     assert before + whole.LAUNCH + 4 * (whole.MERGE + whole.LATENCY) > 1.06 * launches
     assert found.seconds({"resident": 8}) == inf
@@ -156,8 +157,8 @@ def test_fewer_programs_never_make_a_product_faster() -> None:
 def test_the_machine_code_asks_before_it_polls(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`CCTL.E.PF2` behind the count of the stage before, ahead of the loop of `LDG.E.STRONG.GPU`; loops are as they
-    are in launches, and no register is spilled where four programs fit."""
+    """`CCTL.E.PF2` comes after the count of the previous stage and before the loop of `LDG.E.STRONG.GPU`; loops are as
+    in launches, and no register is spilled if four programs fit."""
     small: list[Any] = [
         make_kernel("linear_q", k=k, n=n, stored="q4g128", types=("bf16", "u8", "", "bf16"))
         for n, k in ((4096, 512), (512, 4096))

@@ -1,4 +1,4 @@
-"""A layer's launches as one kernel: the same bits, in whatever order its programs go on."""
+"""A layer's launches as one kernel: bit-equal, in whichever order its programs continue."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def phase_of(engine: GpuEngine) -> PlannedPhase:
 
 
 def test_a_layer_is_a_run_and_the_rest_says_why_not(engine: GpuEngine) -> None:
-    """Of two layers: the last product of the first has a norm of fewer warps behind it, in a launch of its own."""
+    """Two layers: the last product of the first is followed by a norm of fewer warps, in a separate launch."""
     phase = phase_of(engine)
     found = {run.first: [stage.name for stage in run.stages] for run in phase.runs}
     attended = ["linear_q_0", "attention_0", "linear_q_1", "linear_q_2"]
@@ -82,7 +82,7 @@ def test_a_layer_is_a_run_and_the_rest_says_why_not(engine: GpuEngine) -> None:
 
 
 def test_without_the_flag_nothing_changes(engine: GpuEngine) -> None:
-    """Not a byte of the plan, but for what the flag adds."""
+    """The plan's bytes are equal except for the parts that the flag adds."""
     plan = engine.program.plan
     assert plan is not None
     without = make_plan(plan_program(engine.program, LIMITS, Tuner(TARGET)), TARGET, {})
@@ -102,7 +102,7 @@ def on_device(multiprocessors: int, launcher: Callable[..., None] = launch) -> I
 
 
 def answers(engine: GpuEngine, multiprocessors: int, launcher: Callable[..., None] = launch) -> list[Any]:
-    """Tokens of two requests one behind the other and their log probabilities, to the last bit."""
+    """Tokens of two requests, one after the other, and their log-probabilities, to the last bit."""
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=4)
     with on_device(multiprocessors, launcher):
         with LLM(engine.manifest, engine.executor()) as llm:
@@ -112,7 +112,7 @@ def answers(engine: GpuEngine, multiprocessors: int, launcher: Callable[..., Non
 
 @pytest.fixture(scope="module")
 def launched(engine: GpuEngine) -> list[Any]:
-    """What launches one by one answer."""
+    """The answers of an engine with separate launches."""
     return answers(engine, TARGET.multiprocessors - 1)
 
 
@@ -131,11 +131,11 @@ def test_the_same_bits_as_launches(engine: GpuEngine, launched: list[Any]) -> No
 def test_whoever_goes_on_the_bits_are_the_same_and_nothing_races(
     programs: int, seed: int, engine: GpuEngine, launched: list[Any]
 ) -> None:
-    """Fewer programs than tiles, and more than any stage has; all that they touch is ordered by what they count."""
+    """Fewer programs than tiles, and more than any stage has; their counters order all accesses."""
     random, ran = Random(seed), []
 
     def racing(spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        if not spec.resident or len(ran) == 2:  # the runs of one step
+        if not spec.resident or len(ran) == 2:  # one step has two runs
             return launch(spec, grid, args)
         ran.append(spec)
         every = [(spec, (1, 1, 1), lambda _: args)]
@@ -199,7 +199,7 @@ def test_a_run_that_wants_what_is_not_there_is_refused(engine: GpuEngine) -> Non
 
 
 class Faked(TilingSearch):
-    """A compile whose objects are said to be so, by their specs."""
+    """A search whose objects are not compiled: `facts` gives their properties, or the reason of a refusal, by spec."""
 
     facts: Callable[[LaunchSpec], dict[str, int] | str]
 
@@ -229,7 +229,7 @@ def chosen(found: Objects) -> list[int]:
 
 
 def test_a_kernel_that_lets_fewer_programs_in_than_reckoned_is_cut_anew(engine: GpuEngine) -> None:
-    """The next tilings of the whole are taken, and the report says why; programs are as many as fit."""
+    """The next tilings of the whole kernel are taken, and the report says why; as many programs run as fit."""
     first = chosen(searched(engine, lambda _: {}))
     assert len(first) == 2 and min(first) > 2
     room = searched(engine, lambda _: {"shared_bytes": 80 << 10, "registers": 157})

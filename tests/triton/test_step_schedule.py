@@ -1,4 +1,4 @@
-"""What a step kernel is made of: schedules that end and race in no order, and sources as functions of a tile."""
+"""The parts of a step kernel: schedules that end without races in any order, and sources as functions of a tile."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_a_schedule_waits_for_what_it_must_and_no_more() -> None:
     [
         (2, {"waits": ()}, "c touches memory of b and does not wait for it"),
         (3, {"waits": (Wait(1, 2),)}, "d touches memory of c"),
-        (4, {"waits": ()}, "e touches memory of c"),  # scratch that is used again
+        (4, {"waits": ()}, "e touches memory of c"),  # reused scratch memory
         (2, {"waits": (Wait(1, 1),)}, "c touches memory of b"),
         (1, {"waits": (Wait(0, 5),)}, "b waits for 5 tiles at counter 0, 4 come before it"),
         (1, {"waits": (Wait(3, 5), Wait(0, 4))}, "b waits for 5 tiles at counter 3, 0 come before it"),
         (2, {"waits": (Wait(2, 3),)}, "c waits for 3 tiles at counter 2, 0 come before it"),  # its own
-        (3, {"signal": 0}, "b touches memory of a"),  # a counter that a later stage counts at, too
+        (3, {"signal": 0}, "b touches memory of a"),  # a counter that a later stage also uses
         (2, {"before": 5}, "c begins at tile 5, 6 tiles come before it"),
         (4, {"signal": 31}, "e counts at 31"),
     ],
@@ -62,7 +62,8 @@ class Stuck(Exception):
 
 
 def play(stages: Sequence[TileStage], programs: int, random: Random) -> None:
-    """Do the tiles in an order that waits allow. Stuck if no program can go on; Race if memory is touched too early."""
+    """Run the tiles in a random order that waits allow. Raises Stuck if no program can continue, Race if memory is
+    touched too early."""
     flat = [stage for stage in stages for _ in range(stage.tiles)]
     left = [list(range(program, len(flat), programs)) for program in range(programs)]
     counters, done = dict.fromkeys(range(32), 0), dict.fromkeys((stage.name for stage in stages), 0)
@@ -81,7 +82,8 @@ def play(stages: Sequence[TileStage], programs: int, random: Random) -> None:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_what_has_no_faults_ends_and_races_in_no_order(data: st.DataObject) -> None:
-    """Schedules of drawn stages, as they are made and with one thing changed; if no fault is found, none shows."""
+    """Schedules of random stages, unchanged and with one stage changed: if no fault is found, running them shows
+    none."""
     place = st.sets(st.integers(0, 5), max_size=2)
     drawn = data.draw(st.lists(st.tuples(st.integers(1, 4), place, place), min_size=1, max_size=6))
     made = list(

@@ -1,4 +1,4 @@
-"""On AMD, what a program stored has arrived before others are told of it: waits before barriers, and their check."""
+"""On AMD, a program's stores complete before other programs are notified: waits before barriers, and their check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_sixteen_rows(config: Config, target: str) -> LaunchSpec:
 
 
 def test_a_split_product_waits_for_its_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As planned, the object passes the check that every compile makes; with the wait taken out it is refused."""
+    """With its wait, the object passes the check of every compile; without the wait it is refused."""
     monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path))
     spec = of_sixteen_rows(SPLIT, "mi300x")
     waiting = arrived(spec, MI300X)
@@ -37,7 +37,7 @@ def test_a_split_product_waits_for_its_sums(tmp_path: Path, monkeypatch: pytest.
     ("target", "wait"), [("rx7900xtx", "s_waitcnt_vscnt null, 0x0"), ("rx9070xt", "s_wait_storecnt 0x0")]
 )
 def test_later_generations_count_stores_apart(target: str, wait: str) -> None:
-    """Their compiler waits before a barrier without being asked to, too."""
+    """The compiler for these targets also waits before a barrier by itself."""
     spec = of_sixteen_rows(SPLIT, target)
     assert arrived(spec, TARGETS[target]).source.count(wait) == 1
 

@@ -1,4 +1,4 @@
-"""Preemption by swap: KV that was in host memory gives the tokens of an undisturbed run, with pending moves too."""
+"""Preemption by swap: KV from host memory gives the tokens of an undisturbed run, also with pending moves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def moved(wrong: int, right: int, then: int) -> Draft:
 def executor_of(kind: str, built: GpuEngine) -> Any:
     if kind == "interpret":
         return built.executor(host_blocks=12)
-    # memory for a sequence and a half, so that there is something to swap
+    # memory for a sequence and a half, so that requests are swapped
     nbytes = built.program.kv.groups[0].block_bytes() * 12
     driver = Cuda(bindings=FakeDriver(built.objects()))
     return Player(CudaDevice(built.engine(), nbytes, driver, swap_bytes=nbytes))
@@ -62,7 +62,7 @@ def executor_of(kind: str, built: GpuEngine) -> Any:
 def test_what_was_swapped_out_and_in_gives_the_same_tokens(
     kind: str, guess: bool, built: GpuEngine, plain: list[tuple[int, ...]]
 ) -> None:
-    """One request after the other loses its blocks before a step, and comes back."""
+    """Before each step one request in turn loses its blocks, and later returns."""
     executor = executor_of(kind, built)
     assert executor.groups[0].host_blocks == 12
     seen: list[ScheduledBatch] = []
@@ -92,7 +92,8 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["interpret", "cuda"])
 def test_states_are_swapped_beside_blocks(kind: str, tiny: Any, tmp_path: Path) -> None:
-    """A delta rule, a convolution and attention: who loses states and blocks goes on with the same tokens."""
+    """A delta rule, a convolution and attention: a request that loses its states and blocks continues with the same
+    tokens."""
     tiny.save_tiny(tiny.tiny_configs()["qwen3_next-delta_rule"], tmp_path)
     built = build(tmp_path, "none", LIMITS, block_size=4)
     with built.llm() as llm:
@@ -147,7 +148,7 @@ def test_host_memory_is_taken_only_where_the_cache_can_run_out(built: GpuEngine)
         return choose_host_blocks(KVMemory(layout, (blocks,)), (16,), nbytes).num_blocks
 
     assert chosen(16, None) == chosen(16, 99 * block) == (0,)
-    assert chosen(15, None) == (16,)  # gibibytes hold all
+    assert chosen(15, None) == (16,)  # gibibytes hold everything
     assert chosen(15, 3 * block + 1) == (3,)
     assert chosen(15, 0) == (0,)
 
@@ -164,7 +165,7 @@ def test_pinning_that_fails_says_what_to_do(built: GpuEngine) -> None:
 
 
 def test_every_layer_of_a_block_comes_back() -> None:
-    """Layers of different sizes in two groups, into other blocks than they came from."""
+    """Layers of different sizes in two groups, swapped into different blocks."""
     first = {0: KVLayer(1, 8, 8), 2: KVLayer(3, 16, 8), 3: KVLayer(2, 8, 8)}
     layout = KVLayout((KVGroup(4, "f16", first), KVGroup(8, "f16", {1: KVLayer(1, 8, 16)}, "window", 5)))
     cache, kept = KVMemory(layout, (6, 7)), KVMemory(layout, (4, 5))

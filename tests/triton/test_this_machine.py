@@ -1,4 +1,4 @@
-"""`--target auto`: what this machine has, as its driver says, here a fake one."""
+"""`--target auto`: the GPU of this machine, as reported by its driver (here a fake one)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ AMD = {
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, signs: Path, **drivers: FakeDriver | DeviceError) -> None:
-    """This machine has these drivers' GPUs; an error is what opening one ends in. signs: what tells of a GPU."""
+    """Make this machine have the GPUs of these drivers; a DeviceError is raised when its driver is opened. signs: the
+    path that indicates a GPU."""
 
     def open_gpu(backend: str) -> Cuda:
         found = drivers.get(backend, DeviceError("this machine has no driver", ""))
@@ -41,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, signs: Path, **drivers: FakeDriver 
 
 
 def chosen() -> str:
-    """What is compiled for."""
+    """The target that `--target auto` chooses."""
     return CompileOptions(model=Path("m"), output=Path("o"), target="auto").target
 
 
@@ -51,7 +52,7 @@ def test_the_target_of_a_gpu_is_found_by_its_name(name: str, tmp_path: Path, mon
     driver = FakeDriver({}, capability, name=name)
     machine(monkeypatch, tmp_path, cuda=driver)
     assert chosen() == find_target("auto").name == target
-    assert not +driver.live  # the device is given back
+    assert not +driver.live  # the device is released
 
 
 @pytest.mark.parametrize("name", AMD)
@@ -86,7 +87,7 @@ def test_a_gpu_that_no_target_is_of_is_refused_in_a_line(
 
 
 def test_a_gpu_that_cannot_be_used_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its driver shows it, and the runtime's bindings are not installed, or fail."""
+    """The driver shows it, but the runtime's bindings are not installed, or fail."""
     (tmp_path / "cuda").touch()
     machine(monkeypatch, tmp_path, cuda=DeviceError("cuda-bindings cannot be imported", "pip install"))
     with pytest.raises(IccError, match="cuda-bindings cannot be imported"):

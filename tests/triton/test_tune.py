@@ -1,4 +1,4 @@
-"""`icc tune` over a fake driver: every choice of the kernels is decided by time, and later compiles take it."""
+"""`icc tune` over a fake driver: every choice of tilings is decided by measured time, and later compiles use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from icc.runtime.format.manifest import Limits
 
 
 class _AnyKernel(dict[bytes, Any]):
-    """A table that learns the kernels that the tuner compiles."""
+    """A table of launch specs that records the kernels that the tuner compiles."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     found = tuning.tune(engine, file, lambda *_: None)
     assert found.tilings and read_tuning(file, TARGET) == found
     assert not driver.live and not driver.memory
-    # what the fake calls fastest has the fewest warps of what was tried
+    # for the fake driver, the tiling with the fewest warps is fastest
     for choice in tuning.find_choices(engine, TARGET):
         assert found.tilings[choice.key]["warps"] == min(c["warps"] for c in choice.candidates), choice.key
         own = Tuner(TARGET, found.tilings)

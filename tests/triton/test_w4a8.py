@@ -1,4 +1,4 @@
-"""Codes of 4 bits times rows of 8 (`--quant rtn4a8` and its like): kernels and interpreted plans against float64."""
+"""4-bit codes times 8-bit rows (`--quant rtn4a8` and similar): kernels and interpreted plans against float64."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GATED = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Col
 
 
 def rounded(x: Tensor, target: str) -> Tensor:
-    """Rows as products see them there, float64; made codes in float32, as kernels do it."""
+    """Rows after rounding for products on `target`, float64; codes are computed in float32, as in kernels."""
     if TARGETS[target].float8:
         return Float8().decode(row_parts(x)).double()
     peak = x.float().abs().amax(-1, keepdim=True)
@@ -59,7 +59,7 @@ def rounded(x: Tensor, target: str) -> Tensor:
     ],
 )
 def test_products(target: str, kind: str, group: int, k: int, epilogue: Epilogue | None, splits: int) -> None:
-    """Odd numbers of rows and columns, a bias, rows with a stride of their own."""
+    """Odd numbers of rows and columns, a bias, strided rows."""
     torch.manual_seed(0)
     n, count = 33, 17
     w = weight((n, k), kind, 4, group)
@@ -84,7 +84,7 @@ def test_products(target: str, kind: str, group: int, k: int, epilogue: Epilogue
 
 @pytest.mark.parametrize(("kind", "group", "splits"), [("bf16", 64, 2), *soak(("f16", 128, 1), ("bf16", 32, 1))])
 def test_matrices_of_8_bits_are_made_first_where_rows_are_many(kind: str, group: int, splits: int) -> None:
-    """The same values: codes less zero points are exact in e4m3."""
+    """Values do not change: codes minus zero points are exact in e4m3."""
     torch.manual_seed(1)
     n, k, count = 67, 4 * group, 18
     w = weight((n, k), kind, 4, group)
@@ -111,7 +111,7 @@ INSTRUCTION = {
 
 @pytest.mark.parametrize("target", ["h100", *soak("a100", "l4")])
 def test_objects(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrix instructions of 8 bits only, operands of codes from registers, nothing spilled, no fault in a loop."""
+    """Only 8-bit matrix instructions, code operands in registers, no spills, no fault in a loop."""
     monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path))
     config = {"decode": 0, "m": 128, "n": 64, "k": 128, "warps": 4, "stages": 3, "splits": 1, "eight": 1}
     specs = linear_product("o", "q4a8g128").launches(Shape(1024, False), LIMITS, Forced(config, target))
@@ -120,13 +120,13 @@ def test_objects(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     used = set(re.findall(r"\b\w*MMA\.[\w.]+", text))
     assert used and all(re.match(INSTRUCTION[target], name) for name in used), used
     assert made.spill_bytes == 0 and loop_faults("linear_w8a8", made.loops) == ()
-    if target == "h100":  # per step a warp unpacks 64 codes a lane and adds up 64 sums
+    if target == "h100":  # per step, each lane unpacks 64 codes and adds 64 sums
         [loop] = SassCode(text).loops()
         assert len(loop) <= 340 and not any(line.name.startswith("STS") for line in loop)
 
 
 def of_many(facts: ProductFacts, tuner: Tuner) -> Config:
-    """Rows of 8 bits from 16 rows on, where a product may have them; else what is picked."""
+    """A tiling with 8-bit rows from 16 rows on, if the product may have them; else the usual choice."""
     many = replace(facts, rows=max(facts.rows, 128))
     found = [c for c in LinearTilings(tuner.target).candidates(many) if c.get("eight")] if facts.rows >= 16 else []
     return {**found[0], "m": 16, "n": 64, "warps": 4} if found else pick(facts, tuner)
@@ -138,7 +138,7 @@ def of_many(facts: ProductFacts, tuner: Tuner) -> Config:
 def test_interpreted_plan(
     quant: str, target: str, tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts meet rows of 8 bits, decodes those of 16."""
+    """Prompts use 8-bit rows, decodes 16-bit rows."""
     monkeypatch.setattr("icc.compiler.backends.triton.kernels.linear.pick", of_many)
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "m")
     engine = build(tmp_path / "m", quant, target=TARGETS[target])
@@ -149,13 +149,14 @@ def test_interpreted_plan(
     expected = reference(engine.graph, IDS, more).float().numpy()
     with engine.llm() as llm:
         found = llm.logits(IDS)
-    # a value that lies between two codes may go either way
+    # a value halfway between two codes may be rounded either way
     assert np.abs(found - expected).max() <= 1e-2 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("target", ["a100", "a10g", "l4", "rtx5090", "h100", "b200", "mi300x"])
 def test_where_rows_of_8_bits_may_be_multiplied(target: str) -> None:
-    """From 128 rows on, of groups of at least 32; of experts only in floats, as their rows are not smoothed."""
+    """From 128 rows on, with groups of at least 32; for experts only 8-bit floats, because their rows are not
+    smoothed."""
     level = TARGETS[target].level
     wanted = "fp8 groups" if TARGETS[target].float8 else "int8 groups" if level else None
     for stored, native in (("q4a8g128", True), ("q4a8g32", True), ("q4a8g16", False), ("q4g128", False)):
@@ -174,7 +175,8 @@ def test_where_rows_of_8_bits_may_be_multiplied(target: str) -> None:
 
 
 def test_what_is_stored_is_that_of_sixteen_bit_rows() -> None:
-    """The same bytes of a weight for GPUs, and the same passes for CPUs, whose products round rows of either."""
+    """For GPUs the bytes of a weight are equal; for CPUs the passes are equal, because their products always round
+    rows."""
     parts = GroupAffine(32, 4).encode(torch.randn(24, 64)).parts
     arrays = {name: value.numpy() for name, value in parts.items()}
     plain, eight = (LAYOUTS.find(GroupAffine(32, 4, rows8=rows8), "product") for rows8 in (False, True))
@@ -192,7 +194,7 @@ def test_targets_without_such_products_are_refused(tmp_path: Path) -> None:
 
 
 def test_deterministic_engines_have_one_form_for_all_steps(tiny: ModuleType, tmp_path: Path) -> None:
-    """Rows of 16 bits, as decodes have them."""
+    """All steps use 16-bit rows, like decodes."""
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "m")
     engine = build(tmp_path / "m", "rtn4a8", deterministic=True)
     assert not any(spec.entry == "linear_w8a8" for spec in engine.specs.values())

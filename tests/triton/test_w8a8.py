@@ -1,4 +1,4 @@
-"""Rows of 8 bits times matrices of 8 bits, int8 and e4m3: kernels and interpreted plans against float64."""
+"""8-bit rows times 8-bit matrices, int8 and e4m3: kernels and interpreted plans against float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDS = [3, 17, 4, 44, 9, 2, 11, 30]
 
 
 def rounded(x: Tensor, form: object) -> Tensor:
-    """Rows as products with a matrix of that format see them."""
+    """Rows after rounding for products with a matrix of that format."""
     if isinstance(form, ChannelInt8):
         scale = x.abs().amax(-1, keepdim=True) / 127
         return (x / scale + 0.5).floor() * scale
@@ -47,7 +47,7 @@ def rounded(x: Tensor, form: object) -> Tensor:
 
 
 def row_parts(x: Tensor) -> dict[str, Tensor]:
-    """Rows as codes and scales: as the format encodes, but multiplied by one over the scale."""
+    """Rows as codes and scales: encoded like the format, but multiplied by the reciprocal of the scale."""
     peaks = x.float().abs().amax(-1, keepdim=True)
     codes = (x.float() * (torch.full_like(peaks, 448) / peaks)).to(torch.float8_e4m3fn)
     return {"codes": codes.view(torch.uint8), "scales": peaks / 448}
@@ -57,8 +57,8 @@ Rounding = Mapping[type[StorageFormat] | StorageFormat, Callable[[Tensor], Tenso
 
 
 def reference(graph: Graph, ids: list[int], more: Rounding | None = None) -> Tensor:
-    """Logits in float64, with the inputs of these layers rounded as the kernels round them, and those of `more`,
-    by format or class of formats."""
+    """Logits [T, vocab] in float64, with inputs of products rounded as by kernels. more: further roundings, by format
+    or class of formats; None: none."""
     products = {OPS[name].overload for name in ("linear", "expert_linear")}
     env: dict[fx.Node, Any] = {}
     inputs = {"token_ids": torch.tensor(ids)}
@@ -89,7 +89,7 @@ def test_interpreted_plan(quant: str, tiny: ModuleType, tmp_path: Path) -> None:
     expected = reference(engine.graph, IDS).float().numpy()
     with engine.llm() as llm:
         found = llm.logits(IDS)
-    # a value that lies between two of e4m3 may go either way
+    # a value halfway between two of e4m3 may be rounded either way
     assert np.abs(found - expected).max() <= (1e-3 if quant == "int8" else 1e-2) * np.abs(expected).max()
 
 
@@ -102,7 +102,7 @@ GATED = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Col
 
 
 def random_matrix(form: Float8 | ChannelInt8, *shape: int) -> tuple[Tensor, Tensor]:
-    """As kernels take it, and its values in float64."""
+    """A random matrix packed for kernels, and its values in float64."""
     parts = form.encode(torch.randn(shape) * torch.rand(*shape[:-1], 1)).parts
     packed = LAYOUTS.find(form, "product").pack({name: value.numpy() for name, value in parts.items()})
     return torch.from_numpy(packed), form.decode(parts).double()
@@ -147,7 +147,7 @@ def test_products(
 
 @pytest.mark.parametrize("form", [Float8(), Float8(128), ChannelInt8(640, 8)], ids=["e4m3", "blocks", "int8"])
 def test_a_single_row_becomes_codes_where_it_is_multiplied(form: Float8 | ChannelInt8) -> None:
-    """The same bits as with a kernel of its own before, which only steps of more rows have."""
+    """Bit-equal to a separate kernel before the product, which only steps of more rows launch."""
     torch.manual_seed(1)
     n, k = 33, 5000 if form.name == "e4m3" else 640
     packed, values = random_matrix(form, n, k)
@@ -214,7 +214,7 @@ def test_rows_are_rounded_as_the_format_rounds(k: int) -> None:
     run_spec(first, {**values, SizeArg("num_tokens"): count}, {"num_tokens": count})
     wanted, encoded = row_parts(x[:1]), form.encode(x[:1]).parts
     assert torch.equal(scales[:1], wanted["scales"]) and torch.equal(codes[:1], wanted["codes"])
-    assert (codes[:1] != encoded["codes"]).float().mean() < 1e-2  # but for ties
+    assert (codes[:1] != encoded["codes"]).float().mean() < 1e-2  # except ties
     assert not codes[1].any() and not scales[1].any() and scales[2].isnan()
 
 
@@ -239,7 +239,7 @@ def test_conversions_of_the_interpreter_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("target", ["a100", "a10g", "l4", "h100", "b200", "mi300x"])
 def test_where_rows_of_e4m3_are_multiplied(target: str) -> None:
-    """Where there are instructions for them, and blocks of at least 32; elsewhere floats are."""
+    """On targets with instructions for them, with blocks of at least 32; otherwise 16-bit floats are multiplied."""
     level = TARGETS[target].level
     for stored, native in (
         ("e4m3", True),
