@@ -149,7 +149,10 @@ def _checked(fields: dict[str, Any]) -> LoraConfig:
         if name in _REFUSED and value != _REFUSED[name] and value not in (None, False, {}, []):
             raise AdapterError(f"{name} is {value!r}, which icc does not do", "merge it with peft, then compile that")
         if name not in KNOWN_FIELDS and value not in (None, False, {}, [], ""):
-            raise AdapterError(f"icc does not know the field {name!r}, which is {value!r}", "update icc, or merge it")
+            raise AdapterError(
+                f"icc does not know the field {name!r}, which is {value!r}",
+                "update icc, or merge the adapter with peft, then compile that",
+            )
     try:
         config = msgspec.convert(
             {name: fields[name] for name in fields if name in LoraConfig.__struct_fields__}, LoraConfig

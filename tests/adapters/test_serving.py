@@ -224,6 +224,18 @@ def test_loaded_and_unloaded(
     assert complete(ask, model="base") == pytest.approx(expected["base"], abs=1e-5)
 
 
+def test_a_faulty_adapter_of_the_folder(server: tuple[Ask, psutil.Process], folder: Path) -> None:
+    """The error names the field of the request, not a path that the request does not have."""
+    faulty = shutil.copytree(folder / "one", folder / "faulty")
+    config = json.loads((faulty / "adapter_config.json").read_text())
+    (faulty / "adapter_config.json").write_text(json.dumps({**config, "new_field": 1}))
+    for fields in ({"model": "faulty"}, {"model": "base", "lora": "faulty"}):
+        status, answer = server[0]("/v1/completions", {"prompt": IDS, **fields})
+        assert status == 400 and "does not know the field 'new_field'" in answer["error"]["message"], answer
+        assert answer["error"]["param"] == ("lora" if "lora" in fields else "model")
+    shutil.rmtree(faulty)
+
+
 def workers(server: psutil.Process) -> list[psutil.Process]:
     """The live engine processes of a server, without zombies: one, while none is being replaced."""
     alive = [child for child in server.children() if child.status() != psutil.STATUS_ZOMBIE]

@@ -69,19 +69,21 @@ class ServedAdapters:
 
     async def _chosen(self, model: str | None, lora: str | None) -> str:
         """The name of a request's adapter, `lora` or a model that is an adapter, which is loaded first if need be; ""
-        for none. HttpError 404 for an unknown name."""
+        for none. HttpError 404 for an unknown name; EngineFailed if it cannot be loaded."""
         name = lora or (model if model is not None and model not in self.model_names else "")
         if not name:
             return ""
         if name in self._known:
             return name
-        path = self._found(name)
+        path, field = self._found(name), "lora" if lora else "model"
         if path is None:
-            raise HttpError(404, f"there is no adapter {name[:80]!r}", "model" if lora is None else "lora", "not_found")
+            raise HttpError(404, f"there is no adapter {name[:80]!r}", field, "not_found")
         if name not in self._loading:
             self._loading[name] = asyncio.create_task(self.load(name, path))
         try:
             await asyncio.shield(self._loading[name])
+        except EngineFailed as error:  # about a path that the client has not named
+            raise EngineFailed(error.status, error.message, field) from error
         finally:
             if name in self._loading and self._loading[name].done():
                 del self._loading[name]
