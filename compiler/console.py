@@ -134,13 +134,14 @@ def show_explanation(report: CompileReport, name: str) -> None:
         console.print(f"{name}: refused nothing, or no part of this compile")
 
 
-def show_accuracy(output: Path, drafter: str, accuracy: Sequence[Sequence[float]]) -> None:
-    """Print the summary of `icc train-heads`: on held-out text, how often the right token is among each head's best."""
+def show_accuracy(output: Path, use: str, accuracy: Sequence[Sequence[float]]) -> None:
+    """Print the summary of `icc train-heads`: on held-out text, how often the right token is among each head's best.
+    use: how to use what was trained."""
     table = Table("head", *(f"top-{rank + 1}" for rank in range(len(accuracy[0]))), box=None, pad_edge=False)
     for number, ranks in enumerate(accuracy):
         table.add_row(str(number), *(f"{rate:.3f}" for rate in ranks))
     Console(highlight=False).print(table)
-    print(f"{drafter}: {output}; compile with --spec {drafter}:{output}")
+    print(f"{output}: {use}")
 
 
 def show_checkpoint(model: Path) -> None:

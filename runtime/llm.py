@@ -331,7 +331,7 @@ class LLM:
         adaptive: whether it stops drafting when that does not pay; if not, it always drafts.
         """
         assert self.engine is not None
-        found = choose_speculator(spec, self.engine, self.executor, self._make_executor)
+        found = choose_speculator(spec, self.engine, self.executor, self._make_executor, adapters=self.adapters)
         if found is not None:
             found.adaptive = adaptive
         return found

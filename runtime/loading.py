@@ -73,12 +73,13 @@ def open_llm(options: LoadOptions, begun: Begun | None = None, shares_cache: boo
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
         others = replace(own, kv_bytes=None, swap_bytes=0, more_blocks=(), shares_cache=False)
         second = partial(open_executor, resources=others)
-        speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()
         raise
-    llm = LLM(engine.manifest, executor, tokenizer, engine, speculator, make_executor=second)
+    llm = LLM(engine.manifest, executor, tokenizer, engine, make_executor=second)
     try:
+        accept, adapters = options.acceptance, llm.adapters
+        llm.loop.speculator = choose_speculator(options.spec, engine, executor, second, accept, adapters)
         for name, path in (options.adapters or {}).items():
             llm.load_adapter(name, fspath(path))
         llm.prompting.prepare()

@@ -32,10 +32,10 @@ class LoadOptions:
     the available memory). swap_bytes: for a GPU engine, host memory for the KV of preempted requests (default: 4 GiB if
     its cache can run out, within 25 % of the available memory; 0: it is computed again). spec: the drafter of
     speculative decoding, "none", "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix", "lookahead",
-    "lookahead:W,N,G", "layer-skip", "draft" or "draft:ENGINE" (default: what the engine was compiled for); it changes
-    no output, unless spec_accept is "typical", which is lossy: sampled requests then accept guesses that are probable
-    enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). adapters: those to load with the
-    engine, directories or files by the name that requests use; see `LLM.load_adapter`.
+    "lookahead:W,N,G", "layer-skip", "uno:DIR", "draft" or "draft:ENGINE" (default: what the engine was compiled for);
+    it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then accept guesses that are
+    probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). adapters: those to load
+    with the engine, directories or files by the name that requests use; see `LLM.load_adapter`.
     """
 
     path: str | os.PathLike[str]
@@ -95,6 +95,7 @@ class LoadOptions:
             "ngram": "what followed the same tokens before",
             "suffix": "what most often followed them, in past answers too",
             "lookahead[:W,N,G]": "n-grams that the model finds meanwhile, by default 7,5,7",
+            "uno:DIR": "the model with this adapter (UNO), of an engine with --adapters",
             "draft": "a smaller program of the engine, where it has one",
             "draft:ENGINE": "a smaller engine",
         },

@@ -10,7 +10,7 @@ import click
 from ...runtime.cli.fields import PATH, field_options
 from ...runtime.cli.group import command
 from ..interrupt import ends_at_once
-from ..speculate.train_options import EAGLE, TrainHeadsOptions
+from ..speculate.train_options import EAGLE, MEDUSA, UNO, TrainHeadsOptions
 
 
 @command("train-heads")
@@ -19,7 +19,7 @@ from ..speculate.train_options import EAGLE, TrainHeadsOptions
 @click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="Directory to write the heads to.")
 @field_options(TrainHeadsOptions)
 def train_heads_command(output: Path, **options: Any) -> None:
-    """Train Medusa heads, or an EAGLE-3 drafter, for the checkpoint directory MODEL.
+    """Train Medusa heads, an EAGLE-3 drafter, or an adapter for UNO, for the checkpoint directory MODEL.
 
     The same command continues a training that was interrupted.
     """
@@ -28,7 +28,14 @@ def train_heads_command(output: Path, **options: Any) -> None:
         from ..console import ConsoleReporter, show_accuracy
         from ..speculate.train import train_heads
         from ..speculate.train_eagle import train_eagle
+        from ..speculate.train_uno import train_uno
 
+        train = {MEDUSA: train_heads, EAGLE: train_eagle, UNO: train_uno}[chosen.kind]
         with ConsoleReporter() as reporter:
-            accuracy = (train_eagle if chosen.kind == EAGLE else train_heads)(chosen, reporter)
-    show_accuracy(output, "eagle" if chosen.kind == EAGLE else "medusa", accuracy)
+            accuracy = train(chosen, reporter)
+    hints = {
+        MEDUSA: f"compile with --spec medusa:{output}",
+        EAGLE: f"compile with --spec eagle:{output}",
+        UNO: f"compile with --adapters 1x{chosen.rank}, and run with --spec uno:{output}",
+    }
+    show_accuracy(output, hints[chosen.kind], accuracy)

@@ -48,7 +48,9 @@ class SpecChoice:
         known |= dict.fromkeys(("ngram", "suffix", "mtp"), not value) | dict.fromkeys(FROM_FILES, bool(value))
         if not known.get(drafter):
             hint = (
-                "give mtp, eagle:DIR, assistant:DIR, dflash:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix, "
+                "uno:DIR and draft:ENGINE are given when the engine runs"
+                if drafter in ("uno", "draft")
+                else "give mtp, eagle:DIR, assistant:DIR, dflash:DIR, medusa:DIR, layer-skip:LAYERS, ngram, suffix, "
                 "lookahead or none"
             )
             raise UsageError(f"--spec {text!r} is not known at compile time", hint)

@@ -8,9 +8,13 @@ from pathlib import Path
 from ...runtime.settings import setting
 from ..errors import UsageError
 
-EAGLE = "eagle3"
-KINDS = {"medusa": "heads on the last hidden state", EAGLE: "a layer over three of the hidden states"}
-MAX_HEADS, MAX_LAYERS = 16, 8
+MEDUSA, EAGLE, UNO = "medusa", "eagle3", "uno"
+KINDS = {
+    MEDUSA: "heads on the last hidden state",
+    EAGLE: "a layer over three of the hidden states",
+    UNO: "an adapter with which the model guesses in random tokens' places",
+}
+MAX_HEADS, MAX_LAYERS, MAX_RANK = 16, 8, 256
 CHUNK = 64  # windows per chunk of hidden states, and the model's batch size
 
 
@@ -18,8 +22,9 @@ CHUNK = 64  # windows per chunk of hidden states, and the model's batch size
 class TrainHeadsOptions:
     """Options of a training.
 
-    kind: Medusa heads, or an EAGLE-3 drafter, which is one layer; `heads` is then the number of tokens that it guesses
-    in a chain during training, and layers and own_lm_head are not used. own_lm_head: every head learns its own LM head,
+    kind: Medusa heads; an EAGLE-3 drafter, which is one layer; or an adapter (LoRA) for UNO. `heads` is then the number
+    of tokens that it guesses during training, and layers and own_lm_head are not used. rank: of an adapter for UNO.
+    own_lm_head: every head learns its own LM head,
     as in the published checkpoints; otherwise all share the model's LM head, each after its own projection, and the
     file is small. generate: the model writes all but the first quarter of each window itself, at `temperature`. rate:
     the peak learning rate. One window in twenty is held out.
@@ -28,10 +33,11 @@ class TrainHeadsOptions:
     model: Path
     text: Path
     output: Path
-    kind: str = setting("medusa", "What to train.", values=lambda: KINDS)
+    kind: str = setting(MEDUSA, "What to train.", values=lambda: KINDS)
     heads: int = setting(4, "Tokens guessed beyond the next one.")
     layers: int = setting(1, "Residual blocks of each head.")
     own_lm_head: bool = setting(False, "An LM head per head; otherwise all share the model's.")
+    rank: int = setting(16, "Rank of an adapter.")
     generate: bool = setting(False, "Train on the model's own continuations of the text.")
     temperature: float = setting(0.0, "Temperature of the continuations; 0 is greedy.")
     sequences: int = setting(4096, "Most windows that are cut from the text.")
@@ -45,11 +51,12 @@ class TrainHeadsOptions:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"--kind {self.kind!r} is unknown", f"give {' or '.join(KINDS)}")
-        if self.kind == EAGLE and (self.layers != 1 or self.own_lm_head):
-            raise UsageError("--layers and --own-lm-head are of --kind medusa: an EAGLE-3 drafter is one layer")
+        if self.kind != MEDUSA and (self.layers != 1 or self.own_lm_head):
+            raise UsageError("--layers and --own-lm-head are of --kind medusa: no other kind has heads")
         for name, least, most in (
             ("heads", 1, MAX_HEADS),
             ("layers", 1, MAX_LAYERS),
+            ("rank", 1, MAX_RANK),
             ("sequences", 2, 1 << 24),
             ("epochs", 1, 1 << 20),
             ("batch", 1, CHUNK),

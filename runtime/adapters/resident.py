@@ -30,6 +30,7 @@ from .reader import read_adapter, stamp_of
 
 log = logging.getLogger("icc.adapters")
 HOST_BYTES = 2 << 30  # for adapters that are ready to be put into a slot
+_WRITE_S = 1.0  # how long `hold` waits for a write before it looks again
 
 
 class PoolWriter(Protocol):
@@ -76,6 +77,7 @@ class ResidentAdapters:
     _slots: OrderedDict[bytes, Loaded] = field(default_factory=OrderedDict, init=False)  # most recently used at the end
     # packed adapters at their scales, with their digests; most recently used at the end
     _packed: OrderedDict[bytes, tuple[bytes, Packed]] = field(default_factory=OrderedDict, init=False)
+    _held: set[bytes] = field(default_factory=set, init=False)  # keys of adapters that `hold` keeps in slots
     _lock: Lock = field(default_factory=Lock, init=False)
     _thread: ThreadPoolExecutor = field(init=False)
 
@@ -109,7 +111,42 @@ class ResidentAdapters:
 
     def add(self, name: str, path: Path) -> Adapter:
         """Read an adapter, check that it fits, and register it under a name. An adapter that had the name is replaced;
-        requests that run with it keep it. Raises AdapterError, or RequestError if the adapter does not fit."""
+        requests that run with it keep it. Raises AdapterError, or RequestError if the adapter does not fit, or if a
+        drafter holds the only slot."""
+        if len(self._held) >= self.plan.slots:
+            hint = "compile the model with --adapters for one more"
+            raise RequestError("the drafter's adapter takes all of the engine's room", hint, field="adapter")
+        adapter, packed = self._prepared(name, path)
+        with self._lock:
+            self._known[name] = adapter
+            self._keep(adapter.digest, adapter.digest, packed)
+            self._forget_unknown()
+        return adapter
+
+    def hold(self, name: str, path: Path) -> Loaded:
+        """Put an adapter into a slot for a drafter, where it stays until `let_go`; requests cannot ask for it. name:
+        for messages. Raises AdapterError, or RequestError if the adapter does not fit, or if all slots are in use."""
+        adapter, packed = self._prepared(name, path)
+        with self._lock:
+            self._keep(adapter.digest, adapter.digest, packed)
+        while True:
+            with self._lock:
+                if (found := self._placed(adapter, 1.0)) is not None:
+                    self._held.add(found.key)
+                    return found
+                if all(loaded.writing.done() for loaded in self._slots.values()):
+                    break
+            self.wait(_WRITE_S)
+        hint = "compile the model with --adapters for one more"
+        raise RequestError(f"adapter {name}: all slots for adapters are in use", hint, field="adapter")
+
+    def let_go(self, loaded: Loaded) -> None:
+        """Undo one `hold`."""
+        self.release(loaded)
+        self._held.discard(loaded.key)
+
+    def _prepared(self, name: str, path: Path) -> tuple[Adapter, Packed]:
+        """An adapter without its tensors, checked, and packed for a slot. Raises as `add`."""
         stamp = stamp_of(path)  # before it is read, so that a change in between is noticed
         adapter = self._read(path)
         check_fits(self.plan, name, adapter, self.base)
@@ -118,11 +155,7 @@ class ResidentAdapters:
         for told in (other_base(adapter, self.model), told_idle(adapter, idle_without_room(self.plan, adapter))):
             if told:
                 log.warning("adapter %s: %s", name, told)
-        with self._lock:
-            self._known[name] = replace(adapter, changes={}, stamp=stamp)
-            self._keep(adapter.digest, adapter.digest, packed)
-            self._forget_unknown()
-        return adapter
+        return replace(adapter, changes={}, stamp=stamp), packed
 
     def remove(self, name: str) -> None:
         """Forget a name; requests that run with the adapter keep it. RequestError if no adapter has the name."""
@@ -135,22 +168,7 @@ class ResidentAdapters:
         """The adapter times `scale` in its slot, kept there until `release`; None while it is being written, or while
         all slots are in use. RequestError if no adapter has the name, or if it cannot be read any more."""
         with self._lock:
-            adapter = self._check(name)
-            key = _scaled_key(adapter.digest, scale)
-            found = self._slots.get(key)
-            if found is None:
-                if (slot := self._free_slot()) is None:
-                    return None
-                found = Loaded(adapter, key, slot, self._thread.submit(self._write, adapter, scale, slot))
-                self._slots[key] = found
-            self._slots.move_to_end(key)
-            if not found.writing.done():
-                return None
-            if (error := found.writing.exception()) is not None:
-                del self._slots[key]
-                raise error
-            found.users += 1
-            return found
+            return self._placed(self._check(name), scale)
 
     def salt_of(self, name: str, scale: float, prompt: Sequence[int]) -> tuple[bytes, int]:
         """A salt for the KV of a prompt with the adapter times `scale`, and the first token whose KV the adapter
@@ -200,6 +218,24 @@ class ResidentAdapters:
             have = f"there are {', '.join(self._known)}" if self._known else "there is none"
             raise RequestError(f"there is no adapter {name!r}: {have}", field="adapter")
         return self._known[name]
+
+    def _placed(self, adapter: Adapter, scale: float) -> Loaded | None:
+        """As `place`, for an adapter whether or not it has a name."""
+        key = _scaled_key(adapter.digest, scale)
+        found = self._slots.get(key)
+        if found is None:
+            if (slot := self._free_slot()) is None:
+                return None
+            found = Loaded(adapter, key, slot, self._thread.submit(self._write, adapter, scale, slot))
+            self._slots[key] = found
+        self._slots.move_to_end(key)
+        if not found.writing.done():
+            return None
+        if (error := found.writing.exception()) is not None:
+            del self._slots[key]
+            raise error
+        found.users += 1
+        return found
 
     def _free_slot(self) -> int | None:
         """A free slot: an empty one, else the least recently used one."""

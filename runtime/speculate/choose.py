@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ExtensionError, IccError, UsageError
@@ -12,6 +14,7 @@ from ..format.lookahead import LOOKAHEAD, Lookahead
 from ..format.speculation import DRAFT_LAYER
 
 if TYPE_CHECKING:  # only the chosen drafter is imported
+    from ..adapters.resident import ResidentAdapters
     from .drafter import Drafter
     from .second_engine import EngineDrafter
     from .speculator import Speculator
@@ -25,6 +28,7 @@ READ_ONLY = ("assistant",)
 MakeExecutor = Callable[[Engine, str, str], Executor]  # (program of an engine, the section to run, "" for none)
 EXIT = "exit"  # the section that computes logits after the first layers
 DRAFT = "draft"  # the program of an engine that drafts for its main program
+UNO = "uno"
 
 
 def choose_speculator(
@@ -33,14 +37,16 @@ def choose_speculator(
     executor: Executor,
     make_executor: MakeExecutor,
     typical: TypicalAcceptance | None = None,
+    adapters: ResidentAdapters | None = None,
 ) -> Speculator | None:
     """The speculator for `spec`: "none", "mtp", "eagle", "assistant", "dflash", "medusa", "ngram", "suffix",
-    "lookahead", "lookahead:W,N,G", "layer-skip", "draft", "draft:ENGINE", or a drafter of another package, as NAME or
-    NAME:ARGUMENT; None: the drafter that the engine was compiled for. The result is None for "none", or if spec is None
-    and the engine was compiled without a drafter.
+    "lookahead", "lookahead:W,N,G", "layer-skip", "uno:DIR", "draft", "draft:ENGINE", or a drafter of another package,
+    as NAME or NAME:ARGUMENT; None: the drafter that the engine was compiled for. The result is None for "none", or if
+    spec is None and the engine was compiled without a drafter.
 
-    make_executor: makes an executor for another program. typical: how guesses are accepted; None: losslessly.
-    UsageError if `spec` is unknown, if the engine lacks what it needs, or if `typical` is given without a drafter.
+    make_executor: makes an executor for another program. typical: how guesses are accepted; None: losslessly. adapters:
+    the engine's, None if it has no room for any. UsageError if `spec` is unknown, if the engine lacks what it needs, or
+    if `typical` is given without a drafter; for "uno:DIR" also the errors of `ResidentAdapters.hold`.
     """
     own = engine.program.speculation
     chosen = spec if spec is not None else own.drafter if own is not None else NONE
@@ -53,7 +59,11 @@ def choose_speculator(
     from .ledger import SLOPE
     from .speculator import Speculator
 
-    drafter = _drafter(chosen, engine, executor, make_executor)
+    name, _, path = chosen.partition(":")
+    if name == UNO and path:
+        drafter = _with_adapter(path, engine, executor, adapters)
+    else:
+        drafter = _drafter(chosen, engine, executor, make_executor)
     return Speculator(drafter, slope=SLOPE if own is None else own.slope, typical=typical)
 
 
@@ -85,6 +95,25 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     return _of_a_package(name, path, engine, executor)
 
 
+def _with_adapter(path: str, engine: Engine, executor: Executor, adapters: ResidentAdapters | None) -> Drafter:
+    """The drafter that is the model itself with the adapter of a directory."""
+    from .uno import UnoDrafter
+
+    spec = f"--spec {UNO}:{path}"
+    if adapters is None:
+        raise UsageError(f"{spec}: the engine has no room for adapters", "compile the model with --adapters 1x128")
+    _without_states(spec, executor, "which noise would change")
+    loaded = adapters.hold("of --spec uno", Path(path))
+    longest = engine.manifest.limits.max_seq_len
+    return UnoDrafter(executor, loaded.slot, longest, partial(adapters.let_go, loaded))
+
+
+def _without_states(spec: str, executor: Executor, why: str) -> None:
+    """UsageError if the model has recurrent states. why: a clause about them, for the message."""
+    if any(group.holds_states for group in executor.groups):
+        raise UsageError(f"{spec}: the model has recurrent states, {why}", "give ngram or suffix")
+
+
 def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
     """The drafter of that name if it needs no weights, only texts or the model's tokens; else None."""
     name, _, shape = chosen.partition(":")
@@ -99,11 +128,7 @@ def _of_texts(chosen: str, executor: Executor) -> Drafter | None:
     if name == LOOKAHEAD:
         from .lookahead import LookaheadDrafter
 
-        if any(group.holds_states for group in executor.groups):
-            raise UsageError(
-                f"--spec {chosen}: the model has recurrent states, which check one chain of guesses, not a window",
-                "give ngram or suffix",
-            )
+        _without_states(f"--spec {chosen}", executor, "which check one chain of guesses, not a window")
         return LookaheadDrafter(Lookahead.parse(shape))
     return None
 
@@ -132,7 +157,7 @@ def _of_a_package(name: str, argument: str, engine: Engine, executor: Executor) 
 
     make = extensions.load(GROUP, name)
     if make is None:
-        known = ["none", *LAYERS, "medusa", "layer-skip", "ngram", "suffix", LOOKAHEAD, "draft"]
+        known = ["none", *LAYERS, "medusa", "layer-skip", "ngram", "suffix", LOOKAHEAD, f"{UNO}:DIR", "draft"]
         known += [*extensions.names(GROUP), "draft:ENGINE"]
         raise UsageError(f"--spec {name!r} is unknown", f"give {', '.join(known[:-1])} or {known[-1]}")
     try:

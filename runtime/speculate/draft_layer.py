@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from ..format.program import ASKED_ROWS
 from ..format.speculation import DRAFT_HIDDEN, HIDDEN, TAP
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
+from .rows_from import rows_from
 from .siblings import PlannedGuess, SecondChoices, best_guesses, proposal
 from .verify import children
 
@@ -29,23 +29,9 @@ MAX_GUESSES = 8
 WAITING = 64  # the most hidden states of a request that wait before the layer reads them
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenRows:
-    """Rows [n, H] float32 for the positions from `start` on, in the form of `extras`: bytes by slice. Bytes before
-    `start` are never requested."""
-
-    start: int
-    rows: np.ndarray
-
-    def __getitem__(self, part: slice) -> bytes:
-        size = self.rows.shape[1] * self.rows.itemsize
-        return self.rows[part.start // size - self.start : part.stop // size - self.start].tobytes()
-
-
 def extras(start: int, rows: np.ndarray) -> Extras:
-    """The extras of a sequence with rows [n, H] for the positions from `start` on; `DeclaredRows` only takes slices of
-    them."""
-    return {DRAFT_HIDDEN: cast(bytes, HiddenRows(start, rows))}
+    """The extras of a sequence with rows [n, H] float32 for the positions from `start` on."""
+    return {DRAFT_HIDDEN: rows_from(start, rows)}
 
 
 @dataclass(slots=True)

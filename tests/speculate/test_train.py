@@ -8,15 +8,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import icc
 import pytest
 import torch
 from draft_graphs import graph_with_layer, guesses
+from icc.compiler.driver import compile_engine
 from icc.compiler.errors import CheckpointError, TensorError, UsageError
+from icc.compiler.options import CompileOptions
 from icc.compiler.progress import LoggingReporter, Reporter
 from icc.compiler.speculate import trainer
 from icc.compiler.speculate.head_files import FILE, read_heads, write_heads
 from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
 from icc.compiler.speculate.train_eagle import train_eagle
+from icc.compiler.speculate.train_uno import train_uno
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -110,6 +114,28 @@ def test_an_eagle_drafter_learns_the_text_and_compiles(
     first, chain = guesses(graph, letters[2:14], 4)
     assert chain == letters[14:18]
     assert first[3:] == letters[7:15][: len(first) - 3]
+
+
+def test_an_adapter_learns_to_guess_in_noise(
+    options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token in 27 would be right by chance. A cut makes no difference, and the engine takes the adapter."""
+    monkeypatch.setattr(trainer, "SAVE_STEPS", 7)
+    chosen = replace(options, kind="uno", heads=3, rate=0.01, epochs=10, rank=8, output=tmp_path / "adapter")
+    accuracy = train_uno(chosen, LoggingReporter())
+    assert len(accuracy) == 3 and all(ranks[4] > 0.6 and ranks == sorted(ranks) for ranks in accuracy), accuracy
+    assert sorted(path.name for path in chosen.output.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    cut = replace(chosen, output=tmp_path / "cut", epochs=2)
+    with pytest.raises(KeyboardInterrupt):
+        train_uno(cut, CutOff(9))
+    assert train_uno(cut, LoggingReporter()) == train_uno(replace(cut, output=tmp_path / "uncut"), LoggingReporter())
+    asked = {"target": "native", "max_seq_len": 64, "adapters": "1x8"}
+    compile_engine(CompileOptions(model=options.model, output=tmp_path / "engine", **asked), Reporter())
+    with icc.load(tmp_path / "engine", spec=f"uno:{chosen.output}") as llm:
+        assert llm.loop.speculator is not None
+        llm.loop.speculator.adaptive = False
+        llm.generate([[1, *range(3, 18)]], icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
+        assert llm.loop.speculator.counts.accepted >= llm.loop.speculator.counts.drafts > 2
 
 
 def test_mistakes_are_refused_in_words(options: TrainHeadsOptions, tmp_path: Path) -> None:
