@@ -104,7 +104,7 @@ def test_answers_are_those_without_guesses(engine: Make, adapters: dict[str, Pat
     sampled = SamplingParams(max_tokens=16, temperature=0.8, seed=3, n=2, ignore_eos=True)
     found: list[list[list[int]]] = []
     for spec in ("none", f"uno:{adapters['uno']}"):
-        with icc.load(engine("llama", adapters="3x16"), spec=spec) as llm:
+        with icc.load(engine("llama", adapters="2x16"), spec=spec) as llm:
             for name in ("one", "two"):
                 llm.load_adapter(name, adapters[name])
             found.append([*answers(llm), *answers(llm), *answers(llm, sampled)])
@@ -159,8 +159,6 @@ def test_refused_in_words(
 ) -> None:
     with pytest.raises(UsageError, match="the engine has no room for adapters"):
         icc.load(engine("llama"), spec=f"uno:{adapters['uno']}")
-    with pytest.raises(UsageError, match="recurrent states, which noise would change"):
-        icc.load(engine("qwen3_next-delta_rule", adapters="2x16"), spec=f"uno:{adapters['uno']}")
     with pytest.raises(icc.IccError, match="is no directory with an adapter"):
         icc.load(engine("llama", adapters="2x16"), spec=f"uno:{tmp_path / 'none'}")
     large = save_adapter(model("llama"), tmp_path / "large", r=32, target_modules=PROJECTIONS)

@@ -178,9 +178,11 @@ def test_shapes_are_checked_when_compiling_and_when_loading(text: str, said: str
     assert choice is not None and choice.drafter == "lookahead:3,4,5"
 
 
-def test_recurrent_states_check_no_window() -> None:
+def test_recurrent_states_check_no_window_and_read_no_noise() -> None:
     engine = cast(Any, SimpleNamespace(program=SimpleNamespace(speculation=None)))
     engine.manifest = SimpleNamespace(embedding=None)
     executor = cast(Any, SimpleNamespace(groups=[SimpleNamespace(holds_states=True)]))
     with pytest.raises(UsageError, match="--spec lookahead: the model has recurrent states"):
         choose_speculator("lookahead", engine, executor, cast(Any, None))
+    with pytest.raises(UsageError, match="--spec uno:DIR: the model has recurrent states, which noise would change"):
+        choose_speculator("uno:DIR", engine, executor, cast(Any, None), adapters=cast(Any, object()))
