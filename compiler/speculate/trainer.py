@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import asdict
 from typing import Any, Protocol, cast
@@ -21,7 +20,7 @@ TOP = 5  # accuracies are reported up to this rank
 DECAY = 0.8  # ratio of the loss weights of consecutive guesses
 STATE = "training.pt"
 SAVE_STEPS = 200
-BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # CPU flags, each of which means fast products of bf16
+CPU_HAS_BF16 = not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16"})  # instructions for products of bf16
 
 
 def load_model(options: TrainHeadsOptions) -> Any:
@@ -58,16 +57,11 @@ def split(states: HiddenStates) -> tuple[range, range]:
     return range(states.count - heldout), range(states.count - heldout, states.count)
 
 
-@functools.cache
-def _computes_bf16(kind: str) -> bool:
-    return kind != "cpu" or not BF16.isdisjoint(cpu_flags())
-
-
 def precision(device: str) -> torch.autocast:
     """The context of a training's products on a torch device: bf16, or float32 on CPUs without bf16 instructions, which
     are about twenty times slower in bf16."""
     kind = device.split(":")[0]
-    return torch.autocast(kind, torch.bfloat16, enabled=_computes_bf16(kind))
+    return torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu" or CPU_HAS_BF16)
 
 
 class Guesser(Protocol):

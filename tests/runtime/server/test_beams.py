@@ -147,7 +147,9 @@ def test_a_judge_that_hangs_or_is_dead_is_named_and_delays_no_answer_beyond_its_
     """At its deadline a request gets 504; while the judge is started again it gets 503, before answers are generated;
     other requests are answered all the time."""
     body = {"model": served.model, "prompt": "ab", "best_of": 4, **DRAWN}
-    [judge] = [one for one in psutil.Process(served.process.pid).children() if "judge.engine" in " ".join(one.cmdline())]
+    [judge] = [
+        one for one in psutil.Process(served.process.pid).children() if "judge.engine" in " ".join(one.cmdline())
+    ]
     judge.suspend()
     began = time.monotonic()
     late = served.ask("POST", "/v1/completions", {**body, "deadline": 0.5})
