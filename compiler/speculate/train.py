@@ -18,7 +18,7 @@ from ..progress import Reporter
 from .head_files import write_heads
 from .hidden_states import HiddenStates, hidden_states
 from .train_options import TrainHeadsOptions
-from .trainer import DECAY, STATE, TOP, Trainer, load_model, read_states, split
+from .trainer import DECAY, STATE, TOP, Trainer, load_model, precision, read_states, split
 
 
 class TrainedHeads(nn.Module):
@@ -59,8 +59,8 @@ class TrainedHeads(nn.Module):
         """See `Guesser`."""
         total = 0.0
         for i in range(self._options.heads):  # one head at a time: its logits are the largest thing in memory
-            with torch.autocast(self._options.device.split(":")[0], torch.bfloat16):
-                logits = self.logits(i, hidden[:, : -2 - i])
+            with precision(self._options.device):
+                logits = self.logits(i, hidden[:, : -2 - i].float())
             loss = cross_entropy(logits.flatten(0, 1).float(), tokens[:, 2 + i :].flatten())
             (loss * DECAY**i).backward()
             total += loss.item()

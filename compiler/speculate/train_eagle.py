@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..progress import Reporter
 from .hidden_states import HiddenStates, tapped_states, taps_of
 from .train_options import TrainHeadsOptions
-from .trainer import DECAY, STATE, TOP, Trainer, load_model, read_states, split
+from .trainer import DECAY, STATE, TOP, Trainer, load_model, precision, read_states, split
 
 EPS, THETA = 1e-5, 10000.0
 FILE = "model.safetensors"
@@ -124,7 +124,7 @@ class EagleLayer(nn.Module):
     def backward(self, tokens: Tensor, taps: Tensor) -> float:
         """See `Guesser`."""
         count, losses = self.options.heads, list[Tensor]()
-        with torch.autocast(self.options.device.split(":")[0], torch.bfloat16):
+        with precision(self.options.device):
             found = self.passes(tokens, taps, count)
         for ahead, logits in enumerate(found):
             wanted = tokens[:, 2 + ahead : 2 + ahead + logits.shape[1]]

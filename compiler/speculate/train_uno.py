@@ -26,7 +26,7 @@ from ..errors import UsageError
 from ..progress import Reporter
 from .hidden_states import HiddenStates
 from .train_options import TrainHeadsOptions
-from .trainer import DECAY, STATE, TOP, Trainer, load_model, read_states, split
+from .trainer import DECAY, STATE, TOP, Trainer, load_model, precision, read_states, split
 
 FILE = "adapter_model.safetensors"
 PLACES = 8  # places of a window from which tokens are guessed in a training step
@@ -64,14 +64,15 @@ class UnoAdapter(nn.Module):
         model, heads, (count, length) = self._model[0], self.options.heads, tokens.shape
         source = torch.Generator().manual_seed(seed)
         first, last = length // 4 if self.options.generate else 0, length - 2 - heads
-        with torch.no_grad():
+        with torch.no_grad(), precision(self.options.device):
             text = model(input_ids=tokens, use_cache=True).past_key_values
         for place in torch.randint(first, last + 1, (PLACES,), generator=source).tolist():
             noise = torch.randint(self.vocab_size, (count, heads), generator=source).to(tokens.device)
             cache = _shortened(text, length - place - 1)
             self._active = True
             try:
-                logits = model(input_ids=noise, past_key_values=cache, use_cache=True).logits
+                with precision(self.options.device):
+                    logits = model(input_ids=noise, past_key_values=cache, use_cache=True).logits.float()
             finally:
                 self._active = False
             yield logits, tokens[:, place + 2 : place + 2 + heads]

@@ -130,6 +130,11 @@ class ScheduledSequence(NamedTuple):
         return len(self.token_ids) - (len(self.draft) if self.draft is not None else 0)
 
     @property
+    def decodes(self) -> bool:
+        """Whether it runs a request's last token, perhaps with guesses after it."""
+        return self.num_known == 1 and self.num_logits > 0
+
+    @property
     def is_tree(self) -> bool:
         """Whether it verifies a draft with branches."""
         return self.draft is not None and not self.draft.is_chain

@@ -250,7 +250,7 @@ class EngineLoop:
         if speculator.drafter.follows:
             ids = {sequence.request_id for sequence in result.batch.sequences}
             found = {i: generation for i in ids if (generation := self.requests.generation(i)) is not None}
-            speculator.drafter.follow(result.batch, found)
+            speculator.follow(result.batch, found)
         if result.choices:
             speculator.drafter.take_choices(result.batch, result.choices)
 

@@ -91,6 +91,22 @@ class Accounts:
         for request_id in requests:
             self.of(request_id).balance -= self._look
 
+    def pay_following(self, requests: Sequence[int], decodes: int, seconds: float) -> list[int]:
+        """Charge these requests, of `decodes` that decoded, for `seconds` in which the drafter followed their step,
+        each at most CREDIT, because more time has other causes. Returns those that cannot pay: the drafter loses them.
+        """
+        if not self.times.most(decodes):
+            return []
+        price = min(self.times.price(decodes, seconds) / len(requests), CREDIT)
+        lost: list[int] = []
+        for request_id in requests:
+            account = self.of(request_id)
+            account.balance -= price
+            if not self.savings.cover(account):
+                account.lost = True
+                lost.append(request_id)
+        return lost
+
     def _look_price(self, decodes: int) -> float:
         """The price in tokens, per request, for observing a step."""
         if not self._observes:

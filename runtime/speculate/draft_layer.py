@@ -21,6 +21,7 @@ from ..format.program import ASKED_ROWS
 from ..format.speculation import DRAFT_HIDDEN, HIDDEN, TAP
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
+from .ledger import LOAN
 from .rows_from import rows_from
 from .siblings import PlannedGuess, SecondChoices, best_guesses, proposal
 from .verify import children
@@ -69,6 +70,7 @@ class LayerDrafter(Drafter):
 
     follows = True
     first_rate = 0.7
+    stake = 4 * LOAN  # for following and first guesses, before it is known whether guesses pay
 
     def __init__(self, executor: LayeredExecutor, block_sizes: Sequence[int], name: str, keeps: bool = True) -> None:
         """block_sizes: of each KV group. keeps: whether the layer has its own keys and values. A layer without them

@@ -117,6 +117,7 @@ class Account:
     pause: int = 0  # steps until it may draft again
     declined: bool = False  # whether it pauses because it cannot pay
     lent: bool = False  # whether it has had a loan
+    lost: bool = False  # whether the drafter no longer follows it, so that it drafts no more
 
     def tick(self, steps: int = 1) -> bool:
         """Advance by `steps` steps; whether the request may draft in the last of them."""
@@ -178,6 +179,13 @@ class Savings:
         account.balance += LOAN
         account.lent = True
         return True
+
+    def cover(self, account: Account) -> bool:
+        """Pay the debt of an account if the savings suffice; whether it has none now."""
+        if account.balance < 0 <= self.balance + account.balance:
+            self.balance += account.balance
+            account.balance = 0.0
+        return account.balance >= 0
 
     def estimate(self, tokens: int, times: StepTimes, decodes: int) -> float:
         """The estimated cost of reading `tokens` tokens beside `decodes` requests, in tokens of these."""

@@ -115,7 +115,7 @@ class Speculator:
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
         accounts, account = self.accounts, self.accounts.of(generation.request_id)
-        if not generation.params.speculative:
+        if account.lost or not generation.params.speculative:
             account.pause = LONGEST_PAUSE  # renewed at every step
             return None
         room = generation.params.max_tokens - len(generation.token_ids) - 1
@@ -210,6 +210,18 @@ class Speculator:
         if wanted and self.accounts.times.most(batch):  # the heads have run, even if their guesses cannot be paid later
             self.accounts.pay_look(list(wanted), batch, perf_counter() - start)
 
+    def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
+        """Let the drafter follow a step of these requests; those that cannot pay for it are followed no more."""
+        followed = {i: one for i, one in generations.items() if not self.accounts.of(i).lost}
+        if not followed:
+            return
+        start = perf_counter()
+        self.drafter.follow(batch, followed)
+        if self.adaptive and all(sequence.decodes for sequence in batch.sequences):
+            decodes, seconds = len(batch.sequences), perf_counter() - start
+            for request_id in self.accounts.pay_following(list(followed), decodes, seconds):
+                self.drafter.forget(request_id)
+
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """Account for the tokens of each request in a step, and for its cost."""
         start = perf_counter()
@@ -255,7 +267,7 @@ class Speculator:
 
     def _settle_drafts(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         times = self.accounts.times
-        decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
+        decodes = [sequence for sequence in batch.sequences if sequence.decodes]
         guesses = sum(len(s.draft) for s in decodes if s.draft)
         if len(decodes) == len(batch.sequences):
             times.record(len(decodes), guesses, seconds)

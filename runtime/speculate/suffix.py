@@ -78,6 +78,8 @@ class Texts:
     def shared(self, place: int, ending: Sequence[int]) -> int:
         """How many tokens before a place match the ending."""
         count, most = GRAM, min(place, len(ending))
+        if self.tokens[place - most : place] == ending[-most:]:  # all of it, as in texts that repeat
+            return most
         while count < most and self.tokens[place - 1 - count] == ending[-1 - count]:
             count += 1
         return count

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import sleep
 from typing import Any
 
 import pytest
-from icc.runtime.batch.scheduled import Draft
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, context_hash
 from icc.runtime.requests.generation import Generation
@@ -135,6 +137,40 @@ def test_where_guesses_cost_as_much_as_tokens_nobody_drafts_for_long(make_llm: M
     assert llm.generate(prompts, params) == make_llm(num_blocks=400).generate(prompts, params)
     spent = sum(batch.num_tokens for batch in llm.executor.batches)
     assert spent < 8 * 3 + 8 * 59 * 1.03 + 8 * 2
+
+
+class Follower(Oracle):
+    """Follows every step, which takes `seconds`. forgotten: the number of calls of `forget`."""
+
+    follows = True
+
+    def __init__(self, right: float, seconds: float) -> None:
+        super().__init__(right)
+        self.seconds, self.followed, self.forgotten = seconds, 0, 0
+
+    def follow(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> None:
+        self.followed += len(generations)
+        sleep(self.seconds)
+
+    def forget(self, request_id: int) -> None:
+        self.forgotten += 1
+
+
+def test_a_request_that_cannot_pay_for_being_followed_is_followed_no_more(make_llm: MakeLLM) -> None:
+    """Its account pays even if it never drafts; the tokens stay the same."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain = make_llm().generate([[1, 2], [3, 4, 5]], params)
+    for speculative in (True, False):
+        costly = Follower(0.0, 0.02)
+        llm = make_llm(costly, adaptive=True)
+        chosen = replace(params, speculative=speculative)
+        assert [llm.generate([prompt], chosen)[0] for prompt in ([1, 2], [3, 4, 5])] == plain
+        assert costly.followed < 20 and costly.forgotten == 4  # both requests: lost, and ended
+    cheap = Follower(1.0, 0.0)
+    llm = make_llm(cheap, adaptive=True)
+    llm.loop.speculator.accounts.times = Clock(0.01)
+    assert llm.generate([[1, 2], [3, 4, 5]], params) == plain
+    assert cheap.forgotten == 2 and llm.loop.speculator.counts.accepted > 60
 
 
 class Late(Oracle):

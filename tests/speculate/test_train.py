@@ -18,7 +18,7 @@ from icc.compiler.options import CompileOptions
 from icc.compiler.progress import LoggingReporter, Reporter
 from icc.compiler.speculate import trainer
 from icc.compiler.speculate.head_files import FILE, read_heads, write_heads
-from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
+from icc.compiler.speculate.train import TrainedHeads, TrainHeadsOptions, train_heads
 from icc.compiler.speculate.train_eagle import train_eagle
 from icc.compiler.speculate.train_uno import train_uno
 from safetensors.torch import load_file
@@ -136,6 +136,19 @@ def test_an_adapter_learns_to_guess_in_noise(
         llm.loop.speculator.adaptive = False
         llm.generate([[1, *range(3, 18)]], icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
         assert llm.loop.speculator.counts.accepted >= llm.loop.speculator.counts.drafts > 2
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_cpu_trains_in_bf16_only_if_it_has_such_instructions(
+    options: TrainHeadsOptions, monkeypatch: pytest.MonkeyPatch, has_bf16: bool
+) -> None:
+    """Without them, products of bf16 are many times slower than those of float32."""
+    monkeypatch.setattr(trainer, "CPU_HAS_BF16", has_bf16)
+    with trainer.precision("cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is (torch.bfloat16 if has_bf16 else torch.float32)
+    heads = TrainedHeads(options, torch.eye(30, 8))
+    loss = heads.backward(torch.zeros(1, 9, dtype=torch.int64), torch.ones(1, 9, 8, dtype=torch.bfloat16))
+    assert 0 < loss < 10 and all(value.grad is not None for value in heads.parameters())
 
 
 def test_mistakes_are_refused_in_words(options: TrainHeadsOptions, tmp_path: Path) -> None:

@@ -88,9 +88,12 @@ def _note(run: Run) -> None:
 
 async def whole_answer(generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter]) -> msgspec.Struct:
     """Run a job and return the whole answer."""
+    if job.best is not None and generator.judge is not None:
+        generator.judge.check()
     with generator.started(job, whole=True) as run:
         answer = make(run.stream)
         deltas = await run.all_deltas()
         if job.best is not None:
-            run.stream.chosen = await best_of(job, deltas, generator.judge)
+            end = None if job.deadline is None else run.started + job.deadline
+            run.stream.chosen = await best_of(job, deltas, generator.judge, end)
         return answer.whole(deltas)

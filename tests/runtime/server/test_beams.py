@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from icc.runtime.cli.commands import main
 from icc.runtime.format.manifest import EmbeddingFacts, SamplingDefaults
@@ -31,7 +33,7 @@ DRAWN: dict[str, Any] = {"max_tokens": 3, "temperature": 100, "seed": 7, "allowe
 class Indifferent(Judge):
     """Scores all answers equally, except that empty ones score higher."""
 
-    async def scores(self, question: str, answers: Sequence[str]) -> list[float]:
+    async def scores(self, question: str, answers: Sequence[str], seconds: float | None = None) -> list[float]:
         return [float(not answer) for answer in answers]
 
 
@@ -139,6 +141,28 @@ def test_a_judge_picks_the_best_of_several(served: Served) -> None:
         "model": served.model, "messages": [{"role": "user", "content": "a"}], "best_of": 2, "stream": True
     })  # fmt: skip
     assert reply.status == 400 and reply.json["error"]["param"] == "best_of"
+
+
+def test_a_judge_that_hangs_or_is_dead_is_named_and_delays_no_answer_beyond_its_deadline(served: Served) -> None:
+    """At its deadline a request gets 504; while the judge is started again it gets 503, before answers are generated;
+    other requests are answered all the time."""
+    body = {"model": served.model, "prompt": "ab", "best_of": 4, **DRAWN}
+    [judge] = [
+        one for one in psutil.Process(served.process.pid).children() if "judge.engine" in " ".join(one.cmdline())
+    ]
+    judge.suspend()
+    began = time.monotonic()
+    late = served.ask("POST", "/v1/completions", {**body, "deadline": 0.5})
+    assert time.monotonic() - began < 6  # --watchdog is 10 s
+    assert late.status == 504 and "the judge: the deadline" in late.json["error"]["message"], late.raw
+    judge.kill()
+    served.wait_until(lambda: served.ask("POST", "/v1/completions", body).status == 503)
+    before = served.metric("icc:generation_tokens_total")
+    dead = served.ask("POST", "/v1/completions", body)
+    assert dead.status == 503 and "the judge is not ready" in dead.json["error"]["message"], dead.raw
+    assert served.metric("icc:generation_tokens_total") == before
+    assert len(served.complete("ab", **DRAWN)["choices"]) == 1
+    served.wait_until(lambda: served.ask("POST", "/v1/completions", body).status == 200)
 
 
 @pytest.mark.parametrize("judge", [None, Indifferent()])
