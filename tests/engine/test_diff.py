@@ -12,6 +12,9 @@ import icc
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
+from icc.compiler.commands.diff import shown_differences
+from icc.compiler.differences import AnswerDifference, EngineDifferences, compare_answers
+from icc.runtime.format.canaries import Canaries, Canary
 from safetensors.torch import load_file, save_file
 
 
@@ -69,6 +72,15 @@ def test_another_quantization_is_compared_by_its_values(target: str, engines: Ca
     norms = {tensor["name"]: tensor["norm"] for tensor in found["tensors"]}
     assert 0.001 < norms["model.layers.1.mlp.down_proj.weight"] < 0.2
     assert found["answers"]["deviation"] < 1
+
+
+def test_answers_without_a_common_id_have_no_deviation() -> None:
+    """JSON has no number for infinity."""
+    one, other = (Canaries(0.1, [Canary([5, 6], [1], [ids], [[3.0, 1.0]])]) for ids in ([1, 2], [3, 4]))
+    found = compare_answers(one, other)
+    assert found == AnswerDifference(prompts=1, deviation=None, same_best=0, positions=1)
+    shown = shown_differences(EngineDifferences({}, {}, "", [], [], 3, found, []))
+    assert shown["answers"] == "too far apart to compare; the best token is the same at 0 of 1 positions"
 
 
 def test_what_is_no_engine(engines: Callable[..., Path], tmp_path: Path) -> None:
