@@ -271,7 +271,6 @@ def test_a_library_that_cannot_be_copied_is_not_called_none() -> None:
     assert not isinstance(found.value, EngineFormatError) and "ulimit -f" in found.value.hint
 
 
-
 def test_the_best_library_that_the_machine_can_run_is_taken(toy_manifest: Callable[..., Manifest]) -> None:
     libraries = toy_manifest().main.libraries
     assert select_library(libraries, frozenset()).isa == "any"
