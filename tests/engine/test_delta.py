@@ -18,9 +18,11 @@ import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.packing import pack_engine, unpack_engine
+from icc.compiler.signing import sign_engine
 from icc.runtime.errors import EngineChangedError, EngineFormatError, UsageError
 from icc.runtime.format.load import open_engine
 from icc.runtime.format.open_container import open_container
+from icc.runtime.trust.minisign import SecretKey
 from safetensors.torch import load_file, save_file
 
 IDS = [3, 7, 1, 9, 40, 2]
@@ -164,6 +166,27 @@ def test_a_base_that_was_one_file_and_was_unpacked(
     with pytest.raises(EngineFormatError, match=r"which is not at .*own\.icc$") as caught:
         icc.load(delta)
     assert caught.value.hint == "put that engine beside it, as own.icc"
+
+
+def test_the_summary_names_the_quantization_of_the_base(
+    made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    arguments = ["compile", models[1], "--like", made()[0], "-o", tmp_path / "delta.engine"]
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0 and "bits per weight (rtn4)" in " ".join(done.output.split())
+
+
+def test_a_key_is_asked_about_the_base_too(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    """Its runtime runs, so no file may lie there that the signature does not cover."""
+    for path in made():
+        shutil.copytree(path, tmp_path / path.name)
+    key = SecretKey.new()
+    sign_engine(tmp_path / "delta.engine", key)
+    command = ["verify", str(tmp_path / "delta.engine"), "--key", key.public.text()]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (tmp_path / "base.engine" / "runtime" / "x.py").write_text("")
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 50 and "base.engine: runtime/x.py is not what was signed" in done.output
 
 
 def test_where_the_base_lies(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
