@@ -25,8 +25,7 @@ def with_runtime() -> str:
     if PathFinder.find_spec("runtime", [ENGINE]) is not None:
         return ENGINE
     base = read_manifest(ENGINE).get("base")
-    path = base.get("path") if isinstance(base, dict) else None
-    if not isinstance(path, str) or "\0" in path:
+    if not isinstance(base, dict) or not isinstance(path := base.get("path"), str) or "\0" in path:
         sys.exit(refused(f"{ENGINE} has no runtime", "copy the engine again"))
     here, name = os.path.realpath(ENGINE), os.path.basename(path)
     recorded = os.path.realpath(os.path.join(here, path))

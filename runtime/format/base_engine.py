@@ -37,7 +37,7 @@ def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) 
     looked = " nor ".join(dict.fromkeys(str(place.resolve()) for place in known))
     raise EngineFormatError(
         f"{root} is a delta of another engine ({base.digest[:12]}), which is not at {looked}{''.join(others)}",
-        f"put that engine beside it, as {Path(base.path).name}",
+        f"put that engine beside it, as {Path(base.path).name}" + (", or compile the delta again" if others else ""),
     )
 
 
