@@ -119,7 +119,7 @@ def _changed(first: Engine, second: Engine) -> list[str]:
     held = {REPORT_FILE}
     for manifest in (first.manifest, second.manifest):
         held |= {*manifest.weight_files(), manifest.main.program, manifest.canaries_file or ""}
-    names = {name for name in {*own, *other} - held if not name.startswith(("runtime/", "click/"))}
+    names = {name for name in {*own, *other} - held if not name.startswith(("runtime/", "click/", "__main__.py"))}
     return sorted(name for name in names if own.get(name) != other.get(name))
 
 

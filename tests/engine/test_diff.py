@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.commands.diff import shown_differences
 from icc.compiler.differences import AnswerDifference, EngineDifferences, compare_answers
+from icc.compiler.engine import directory
 from icc.runtime.format.canaries import Canaries, Canary
+from icc.runtime.format.load import read_manifest
 from safetensors.torch import load_file, save_file
 
 
@@ -63,6 +65,16 @@ def test_the_same(engines: Callable[..., Path], tmp_path: Path) -> None:
     assert found["equal"] and not found["tensors"] and found["answers"]["deviation"] == 0
     shown = CliRunner().invoke(main, ["diff", str(engines()), str(tmp_path / "engine")])
     assert shown.stdout == "the engines are the same\n"
+
+
+def test_the_runtime_of_another_icc_is_no_difference(
+    engines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, limits = engines(), {"max_seq_len": 64, "max_batch_size": 4}
+    model = own.parent / "plain"
+    monkeypatch.setattr(directory, "copy_main", lambda stage: (stage / "__main__.py").write_text("pass"))
+    other = icc.compile(model, tmp_path / "other.engine", target="native", **limits)
+    assert read_manifest(other).digest != read_manifest(own).digest and diff(own, other)["equal"]
 
 
 @pytest.mark.parametrize("target", ["native", "h100"])
