@@ -237,12 +237,11 @@ class Compilation:
         if tokenizer is None and self.earlier is not None:
             tokenizer = self.earlier.engine.manifest.tokenizer_dir
             self.earlier.copy("tokenizer", stage)
-        if not self.is_delta:
-            writer.copy_runtime(stage)
+        (writer.copy_main if self.is_delta else writer.copy_runtime)(stage)
         facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
         embedding = embedding_facts(stage, self.graph, options, self.pooling)
         answers = writer.write_canaries(stage, canaries)
-        writer.write_forms(stage, [*([] if self.kept is None else self.kept.forms()), *self.forms])
+        writer.write_forms(stage, self.forms if self.kept is None else self.kept.forms_and(self.forms))
         manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
         if self.earlier is not None and self.is_delta:
             programs = self.earlier.engine.manifest.programs

@@ -67,7 +67,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("engine", f"{options.output}  ({_mib(report.engine_bytes)})")
     times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in reporter.seconds.items())
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
-    weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
+    weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({report.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
     for found, of in ((report.allocation, "weights"), (report.caches, "KV per sequence of full length")):
         if found:
@@ -93,7 +93,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
         table.add_row("refused", "\n".join(f"tiling {line}" for line in report.refused))
     if report.launched:
         table.add_row("launched", "\n".join(report.launched))
-    if options.quant != "none":
+    if report.quant != "none":
         table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
     console.print(table)
 

@@ -41,11 +41,12 @@ class TensorDifference:
 @dataclass(frozen=True)
 class AnswerDifference:
     """The recorded logits of two engines for the same canary prompts. deviation: how far the second's are from the
-    first's, in the measure of `Canaries.allowed`, the largest of all prompts. same_best: at how many positions the best
-    token is the same."""
+    first's, in the measure of `Canaries.allowed`, the largest of all prompts; None if the recorded ids of a prompt,
+    those with the largest logits, are others in each engine. same_best: at how many positions the best token is the
+    same."""
 
     prompts: int
-    deviation: float
+    deviation: float | None
     same_best: int
     positions: int
 
@@ -92,7 +93,7 @@ def _compared(one: EarlierEngine, other: EarlierEngine, progress: Progress) -> E
         kernels=[name for name in changed if name.startswith("kernels/")],
         tensors=tensors,
         equal_tensors=len({*one.program.stored, *other.program.stored}) - len(tensors),
-        answers=_answers(*(engine.canaries() for engine in engines)),
+        answers=compare_answers(*(engine.canaries() for engine in engines)),
         files=[name for name in changed if not name.startswith("kernels/")],
     )
 
@@ -118,7 +119,7 @@ def _changed(first: Engine, second: Engine) -> list[str]:
     held = {REPORT_FILE}
     for manifest in (first.manifest, second.manifest):
         held |= {*manifest.weight_files(), manifest.main.program, manifest.canaries_file or ""}
-    names = {name for name in {*own, *other} - held if not name.startswith(("runtime/", "click/"))}
+    names = {name for name in {*own, *other} - held if not name.startswith(("runtime/", "click/", "__main__.py"))}
     return sorted(name for name in names if own.get(name) != other.get(name))
 
 
@@ -161,12 +162,14 @@ def _layout(own: EarlierEngine, name: str) -> Layout:
     return profile.layout(I32 if own.program.stored[name].format == "i32" else F32, "plain")
 
 
-def _answers(first: Canaries | None, second: Canaries | None) -> AnswerDifference | None:
+def compare_answers(first: Canaries | None, second: Canaries | None) -> AnswerDifference | None:
+    """Compare recorded answers; None if either engine has none, or they are to other prompts."""
     if first is None or second is None:
         return None
     if [one.tokens for one in first.prompts] != [one.tokens for one in second.prompts]:
         return None
-    worst, same, positions = 0.0, 0, 0
+    deviations: list[float] = []
+    same, positions = 0, 0
     for one, other in zip(first.prompts, second.prompts, strict=True):
         off: list[float] = []
         for ids, logits, own_ids, own in zip(one.ids, one.logits, other.ids, other.logits, strict=True):
@@ -177,5 +180,6 @@ def _answers(first: Canaries | None, second: Canaries | None) -> AnswerDifferenc
             if len(pairs) > 1:
                 spread = float(np.std(pairs[:, 0]))
                 off.append(float(np.sqrt(np.mean((pairs[:, 1] - pairs[:, 0]) ** 2))) / max(spread, 1e-6))
-        worst = max(worst, float(np.median(off)) if off else float("inf"))
+        deviations += [float(np.median(off))] if off else []
+    worst = max(deviations, default=0.0) if len(deviations) == len(first.prompts) else None
     return AnswerDifference(len(first.prompts), worst, same, positions)

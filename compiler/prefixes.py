@@ -21,10 +21,17 @@ from .targets import Target
 def compiled_prompts(
     prompts: Sequence[PromptTokens], kept: EarlierEngine | None, lowered: Lowered, limits: Limits, reporter: Reporter
 ) -> list[CompiledPrompt]:
-    """The prompts whose KV the engine is to hold: those of `kept` if it is not None, and those of --prefix. UsageError
-    for a prompt that does not fill a block of the engine's cache, or does not fit a sequence."""
+    """The prompts whose KV the engine is to hold: those of `kept` if it is not None, and those of --prefix. A delta
+    without the latter has none of its own. UsageError for a prompt that does not fill a block of the engine's cache, or
+    does not fit a sequence."""
     multiple = lcm(*(group.block_size for group in lowered.program.kv.groups))
-    found = [] if kept is None else kept.prompts()
+    found = [] if kept is None else _without([list(prompt.tokens) for prompt in prompts], kept.prompts())
+    if kept is not None and kept.as_base and found and not prompts:
+        reporter.warn(
+            f"the KV of the prompts in {kept.engine.path} is not that of these weights: the delta computes it whenever "
+            "it is loaded, unless the compile is given --prefix again"
+        )
+        return []
     for prompt in prompts:
         length = len(prompt.tokens) // multiple * multiple
         if not length:
@@ -43,6 +50,11 @@ def compiled_prompts(
             reporter.warn(prompt.warning)
         found.append(CompiledPrompt(prompt.source, prompt.kind, list(prompt.tokens), length))
     return found
+
+
+def _without(given: Sequence[list[int]], prompts: Sequence[CompiledPrompt]) -> list[CompiledPrompt]:
+    """The prompts whose tokens are not among the given ones."""
+    return [prompt for prompt in prompts if prompt.tokens not in given]
 
 
 def write_prompts(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.format.load import read_targets
 from ..runtime.format.open_container import open_container
-from ..runtime.format.present import check_present
+from ..runtime.format.present import BESIDE, check_present
 from ..runtime.format.targets import TargetFiles
 from .calibrations import kept_between_targets
 from .engine.atomic import engine_output
@@ -77,12 +77,24 @@ def refit_all(
 ) -> Done:
     """Put the weights of a checkpoint into the engine of each target; see `check_refit` for the arguments and what it
     raises. UsageError for an in-place refit of one target of an engine with several."""
+    check_present(engine)
+    lost = set[str]()
+    if output is not None:
+        check_output(output, force)
+    else:
+        lost = {Path(name).name for name in open_container(engine).sizes()}.intersection(BESIDE)
+    done = _refitted(engine, checkpoint, output, force, given, reporter)
+    if lost:  # they would not be true of the new weights
+        reporter.warn(f"{engine} has lost {', '.join(sorted(lost))}: make them again for the new weights")
+    return done
+
+
+def _refitted(
+    engine: Path, checkpoint: Path, output: Path | None, force: bool, given: Mapping[str, Any], reporter: Reporter
+) -> Done:
     from .driver import compile_engine  # these import torch
     from .refit import check_refit
 
-    check_present(engine)
-    if output is not None:
-        check_output(output, force)
     targets = read_targets(engine)
     if targets is None:
         if output is None and isinstance(open_container(engine), TargetFiles):

@@ -94,9 +94,11 @@ class Allocation:
 def check_smallest(nbytes: int, budget: int) -> None:
     """Raise UsageError if the smallest formats, which take `nbytes` in all, do not fit into `budget` bytes."""
     if nbytes > budget:
+        least, factor = -(-nbytes // 10_000) / 100, -(-100 * nbytes // budget) / 100
         raise UsageError(
-            f"the weights take {nbytes / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",
-            f"--size {-(-nbytes // 10_000) / 100:g}MB or more; a smaller --max-seq-len makes position tables smaller",
+            f"the weights take {nbytes:,} bytes in the smallest formats, more than {budget:,}",
+            f"--size {least:g}MB or more (--bits: {factor:,.2f} times as many); a smaller --max-seq-len makes position "
+            "tables smaller",
         )
 
 

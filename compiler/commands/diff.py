@@ -38,10 +38,10 @@ def diff_command(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        click.echo("the engines are the same" if found.equal else as_text(_shown(found)))
+        click.echo("the engines are the same" if found.equal else as_text(shown_differences(found)))
 
 
-def _shown(found: EngineDifferences) -> dict[str, object]:
+def shown_differences(found: EngineDifferences) -> dict[str, object]:
     """The differences, shortened, for people."""
     facts: dict[str, Any] = {}
     for name, pairs in (("options", found.options), ("facts", found.facts)):
@@ -60,10 +60,8 @@ def _shown(found: EngineDifferences) -> dict[str, object]:
         facts["tensors"] = f"{found.equal_tensors}, the same"
     if found.answers is not None:
         one = found.answers
-        facts["answers"] = (
-            f"off by {one.deviation:.3g} of their spread; the best token is the same at {one.same_best} of"
-            f" {one.positions} positions"
-        )
+        said = "too far apart to compare" if one.deviation is None else f"off by {one.deviation:.3g} of their spread"
+        facts["answers"] = f"{said}; the best token is the same at {one.same_best} of {one.positions} positions"
     else:
         facts["answers"] = "to other prompts"
     if found.files:

@@ -100,14 +100,13 @@ def _write_errors(path: Path) -> Iterator[None]:
         reasons = {
             errno.ENOSPC: "the disk is full",
             errno.EDQUOT: "the disk quota is used up",
-            errno.EFBIG: "too large",
+            errno.EFBIG: "a file would be larger than this process may write, or than the file system holds",
         }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
         there = next(folder for folder in path.parents if folder.is_dir())
-        free = shutil.disk_usage(there).free // 2**20
-        raise WriteError(
-            f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
-        ) from error
+        free = f"{shutil.disk_usage(there).free // 2**20} MiB are free on that disk"
+        hint = "raise the limit on the size of files: ulimit -f" if error.errno == errno.EFBIG else free
+        raise WriteError(f"cannot write {path}: {reason}", f"{hint}; nothing was left behind") from error
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -186,6 +186,11 @@ def copy_runtime(stage: Path) -> None:
     _copy_click(stage / "click")
     for source in (*(stage / "runtime").rglob("*.py"), *(stage / "click").glob("*.py")):
         _write_bytecode(source, source.relative_to(stage).as_posix())
+    copy_main(stage)
+
+
+def copy_main(stage: Path) -> None:
+    """Copy `__main__.py`, which is all of the runtime that a delta has: it imports that of the base."""
     shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
 
 

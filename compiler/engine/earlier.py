@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -67,16 +68,18 @@ class EarlierEngine:
         return Built(self.program, tuple(manifest.main.libraries), manifest.gpu)
 
     def prompts(self) -> list[CompiledPrompt]:
-        """The engine's compiled prompts without their KV, which is different with other weights. Empty as a base: a
-        delta finds them in its base."""
-        if self.as_base or PROMPTS_FILE not in self.engine.manifest.files:
+        """The engine's compiled prompts without their KV, which is different with other weights."""
+        if PROMPTS_FILE not in self.engine.manifest.files:
             return []
         found = decode(self.engine.files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
         return [msgspec.structs.replace(one, file="", numbers=[]) for one in found.prompts]
 
-    def forms(self) -> list[CompiledForm]:
-        """The engine's compiled grammars. Empty as a base: a delta finds them in its base."""
-        return [] if self.as_base else read_forms(self.engine.files, self.engine.manifest)
+    def forms_and(self, own: Sequence[CompiledForm]) -> list[CompiledForm]:
+        """The engine's compiled grammars, and others. Empty for a delta without others: it finds them in its base."""
+        if self.as_base and not own:
+            return []
+        known = read_forms(self.engine.files, self.engine.manifest)
+        return [*known, *(form for form in own if form not in known)]
 
     def copy(self, folder: str, stage: Path) -> None:
         """Copy the files of a folder into an engine directory; nothing is copied for a delta."""

@@ -126,17 +126,18 @@ def _prompt_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:
     if PROMPTS_FILE not in manifest.files:
         return {}
     found = decode(files.read(PROMPTS_FILE), PROMPTS_FILE, CompiledPrompts)
+    of_base = manifest.base is not None and PROMPTS_FILE in manifest.base.shared  # their KV is of the base's weights
     rows = [
         {
             "file": one.source,
             "is": one.kind,
             "tokens": len(one.tokens),
             "kept_tokens": one.length,
-            "kv_bytes": manifest.files[one.file].size if one.file else "computed when loaded",
+            "kv_bytes": manifest.files[one.file].size if one.file and not of_base else "computed when loaded",
         }
         for one in found.prompts
     ]
-    return {"prompts": rows, **({"prompts_computed_by": found.isa} if found.isa else {})}
+    return {"prompts": rows, **({"prompts_computed_by": found.isa} if found.isa and not of_base else {})}
 
 
 def _form_facts(files: EngineFiles, manifest: Manifest) -> dict[str, object]:

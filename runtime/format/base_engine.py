@@ -22,7 +22,7 @@ def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) 
         raise EngineFormatError(f"{MANIFEST_FILE}: base {base.path!r} is no path", "copy the engine again")
     here = root.resolve()
     known = (here / base.path, here.parent / Path(base.path).name)
-    places = dict.fromkeys(path.resolve() for place in known for path in (place, _as_one_file(place)))
+    places = dict.fromkeys(path.resolve() for place in known for path in (place, _other_form(place)))
     others: list[str] = []
     for place in places:
         if not is_engine(place):
@@ -34,12 +34,15 @@ def with_base(root: Path, manifest: Manifest, read: Callable[[Path], Manifest]) 
             shared = {name: entry for name, entry in found.files.items() if name not in manifest.files}
             opened = BaseEngine(base.digest, str(place), base.weights, list(shared))
             return replace(manifest, files={**shared, **manifest.files}, base=opened)
-    looked = " nor ".join(str(path) for path in places if path.suffix != ONE_FILE)
+    looked = " nor ".join(dict.fromkeys(str(place.resolve()) for place in known))
     raise EngineFormatError(
         f"{root} is a delta of another engine ({base.digest[:12]}), which is not at {looked}{''.join(others)}",
-        f"put that engine beside it, as {Path(base.path).name}",
+        f"put that engine beside it, as {Path(base.path).name}" + (", or compile the delta again" if others else ""),
     )
 
 
-def _as_one_file(path: Path) -> Path:
-    return path.with_name(path.name.removesuffix(".engine").removesuffix(ONE_FILE) + ONE_FILE)
+def _other_form(place: Path) -> Path:
+    """The path of an engine directory as one file, or of one file as the directory that `icc unpack` makes of it."""
+    if place.suffix == ONE_FILE:
+        return place.with_suffix(".engine")
+    return place.with_name(place.name.removesuffix(".engine") + ONE_FILE)

@@ -59,7 +59,11 @@ def require_signatures(manifest: Manifest, options: LoadOptions) -> None:
 
 
 def check_all_is_signed(container: Container, manifest: Manifest) -> None:
-    """Raise SignatureError for a file that is not in the manifest, such as bytecode from Python or a foreign file."""
+    """Raise SignatureError for a file that is not in the manifest, such as bytecode from Python or a foreign file. Also
+    looks at the base of a delta, whose files run."""
     known = {MANIFEST_FILE, *BESIDE, *manifest.files}
+    if manifest.base is not None:
+        base = Path(manifest.base.path)
+        check_all_is_signed(open_container(base), read_manifest(base))
     if more := sorted(container.sizes().keys() - known):
         raise SignatureError(f"{container.path}: {more[0]} is not what was signed", "remove it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.engine import atomic
+from icc.compiler.errors import WriteError
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.interrupt import ends_at_once
 from icc.compiler.onnx.export import export_graph
@@ -62,3 +64,13 @@ def test_an_export_that_is_ended(tmp_path: Path, left: list[list[str]], monkeypa
     with pytest.raises(SystemExit), ends_at_once():
         write_model(exported, tmp_path / "m.onnx", external=True)
     assert left == [["m.onnx"]] and (tmp_path / "m.onnx").read_bytes() == b"old"
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """The disk may have plenty of room then."""
+    with (
+        pytest.raises(WriteError, match="larger than this process may write") as found,
+        atomic.engine_output(tmp_path / "e"),
+    ):
+        raise OSError(errno.EFBIG, "File too large")
+    assert "ulimit -f" in found.value.hint and not list(tmp_path.iterdir())

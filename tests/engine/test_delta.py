@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,26 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
-from icc.compiler.packing import pack_engine
+from icc.compiler.packing import pack_engine, unpack_engine
+from icc.compiler.signing import sign_engine
 from icc.runtime.errors import EngineChangedError, EngineFormatError, UsageError
 from icc.runtime.format.load import open_engine
 from icc.runtime.format.open_container import open_container
+from icc.runtime.trust.minisign import SecretKey
 from safetensors.torch import load_file, save_file
 
 IDS = [3, 7, 1, 9, 40, 2]
 LIMITS = {"max_seq_len": 64, "max_batch_size": 4}
+BAN = """
+import runpy, sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("icc", "torch"):
+            raise ImportError("banned: " + name)
+sys.meta_path.insert(0, Ban())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 CHANGED = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -67,7 +82,7 @@ def test_a_delta_has_what_differs(
 ) -> None:
     base, delta = made(target)
     assert {path.name for path in delta.iterdir()} == {
-        "engine.json", "report.json", "canaries.json", "delta.safetensors",
+        "engine.json", "report.json", "canaries.json", "delta.safetensors", "__main__.py",
     }  # fmt: skip
     whole = icc.refit(base, models[1], tmp_path / "whole")
     assert weights(delta) == weights(whole) != weights(base)
@@ -111,6 +126,67 @@ def test_as_one_file(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> 
     (tmp_path / "base.icc").write_bytes(raw)
     with pytest.raises(EngineChangedError, match=r"base\.icc/weights\.safetensors, in the base"):
         icc.load(tmp_path / "delta.icc")
+
+
+def test_python_runs_it_by_the_runtime_of_its_base(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    """Each as one file or as a directory, without an installed icc. Without its base it says so."""
+
+    def run(engine: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", BAN, engine, "bench", "--prompt-tokens", "4", "--output-tokens", "2"]
+        return subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True)
+
+    base, delta = made()
+    pack_engine(delta, tmp_path / "delta.icc")
+    shutil.copytree(delta, tmp_path / "delta.engine")
+    for engine in ("delta.icc", "delta.engine"):
+        done = run(engine)
+        assert (
+            done.returncode == 20
+            and f"is a delta of {tmp_path}/base.engine" in done.stderr
+            and "Traceback" not in done.stderr
+        )
+    pack_engine(base, tmp_path / "base.icc")
+    for engine in ("delta.icc", "delta.engine"):
+        done = run(engine)
+        assert done.returncode == 0 and json.loads(done.stdout), done.stderr
+    (tmp_path / "base.icc").rename(tmp_path / "packed.icc")
+    unpack_engine(tmp_path / "packed.icc", tmp_path / "base.engine")
+    assert run("delta.icc").returncode == 0
+
+
+def test_a_base_that_was_one_file_and_was_unpacked(
+    made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pack_engine(made()[0], tmp_path / "own.icc")
+    delta = icc.compile(models[1], tmp_path / "delta.engine", like=tmp_path / "own.icc")
+    unpack_engine(tmp_path / "own.icc", tmp_path / "own.engine")
+    (tmp_path / "own.icc").unlink()
+    icc.load(delta).close()
+    shutil.rmtree(tmp_path / "own.engine")
+    with pytest.raises(EngineFormatError, match=r"which is not at .*own\.icc$") as caught:
+        icc.load(delta)
+    assert caught.value.hint == "put that engine beside it, as own.icc"
+
+
+def test_the_summary_names_the_quantization_of_the_base(
+    made: Callable[..., tuple[Path, Path]], models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    arguments = ["compile", models[1], "--like", made()[0], "-o", tmp_path / "delta.engine"]
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0 and "bits per weight (rtn4)" in " ".join(done.output.split())
+
+
+def test_a_key_is_asked_about_the_base_too(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:
+    """Its runtime runs, so no file may lie there that the signature does not cover."""
+    for path in made():
+        shutil.copytree(path, tmp_path / path.name)
+    key = SecretKey.new()
+    sign_engine(tmp_path / "delta.engine", key)
+    command = ["verify", str(tmp_path / "delta.engine"), "--key", key.public.text()]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    (tmp_path / "base.engine" / "runtime" / "x.py").write_text("")
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 50 and "base.engine: runtime/x.py is not what was signed" in done.output
 
 
 def test_where_the_base_lies(made: Callable[..., tuple[Path, Path]], tmp_path: Path) -> None:

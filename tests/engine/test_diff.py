@@ -12,6 +12,11 @@ import icc
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
+from icc.compiler.commands.diff import shown_differences
+from icc.compiler.differences import AnswerDifference, EngineDifferences, compare_answers
+from icc.compiler.engine import directory
+from icc.runtime.format.canaries import Canaries, Canary
+from icc.runtime.format.load import read_manifest
 from safetensors.torch import load_file, save_file
 
 
@@ -62,6 +67,16 @@ def test_the_same(engines: Callable[..., Path], tmp_path: Path) -> None:
     assert shown.stdout == "the engines are the same\n"
 
 
+def test_the_runtime_of_another_icc_is_no_difference(
+    engines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, limits = engines(), {"max_seq_len": 64, "max_batch_size": 4}
+    model = own.parent / "plain"
+    monkeypatch.setattr(directory, "copy_main", lambda stage: (stage / "__main__.py").write_text("pass"))
+    other = icc.compile(model, tmp_path / "other.engine", target="native", **limits)
+    assert read_manifest(other).digest != read_manifest(own).digest and diff(own, other)["equal"]
+
+
 @pytest.mark.parametrize("target", ["native", "h100"])
 def test_another_quantization_is_compared_by_its_values(target: str, engines: Callable[..., Path]) -> None:
     found = diff(engines(), engines(target=target, quant="fp8" if target == "h100" else "rtn4"))
@@ -69,6 +84,15 @@ def test_another_quantization_is_compared_by_its_values(target: str, engines: Ca
     norms = {tensor["name"]: tensor["norm"] for tensor in found["tensors"]}
     assert 0.001 < norms["model.layers.1.mlp.down_proj.weight"] < 0.2
     assert found["answers"]["deviation"] < 1
+
+
+def test_answers_without_a_common_id_have_no_deviation() -> None:
+    """JSON has no number for infinity."""
+    one, other = (Canaries(0.1, [Canary([5, 6], [1], [ids], [[3.0, 1.0]])]) for ids in ([1, 2], [3, 4]))
+    found = compare_answers(one, other)
+    assert found == AnswerDifference(prompts=1, deviation=None, same_best=0, positions=1)
+    shown = shown_differences(EngineDifferences({}, {}, "", [], [], 3, found, []))
+    assert shown["answers"] == "too far apart to compare; the best token is the same at 0 of 1 positions"
 
 
 def test_what_is_no_engine(engines: Callable[..., Path], tmp_path: Path) -> None:

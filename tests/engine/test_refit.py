@@ -123,6 +123,21 @@ def test_as_one_file(engine: Callable[..., Path], model: Callable[..., Path], tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.icc", "other.icc", "own.icc", "wanted.icc"]
 
 
+def test_it_says_what_a_refit_in_place_removes(
+    engine: Callable[..., Path], model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A signature is of the old weights. A refit to another place leaves the old engine as it was."""
+    own = tmp_path / "engine"
+    shutil.copytree(engine(0), own)
+    for name in ("engine.json.minisig", "sbom.cdx.json"):
+        (own / name).write_text("{}")
+    done = CliRunner().invoke(main, ["refit", str(own), str(model(1)), "-o", str(tmp_path / "other")])
+    assert done.exit_code == 0 and "has lost" not in done.output and (own / "sbom.cdx.json").exists()
+    done = CliRunner().invoke(main, ["refit", str(own), str(model(1))])
+    assert done.exit_code == 0 and f"{own} has lost engine.json.minisig, sbom.cdx.json" in done.output
+    assert contents(own) == contents(tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import icc
 import msgspec
 import pytest
 import tokenizers
+from icc.compiler.engine.earlier import EarlierEngine
 from icc.compiler.measure import check_readable, lower_forms
 from icc.compiler.prompt_files import read_form_file
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.errors import UsageError
 from icc.runtime.format.forms import FORMS_FILE, CompiledForms
+from icc.runtime.format.load import open_engine
 from icc.runtime.grammars import constraints
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.api.model import open_model
@@ -61,6 +64,20 @@ def test_the_first_use_compiles_nothing(engine: Path, monkeypatch: pytest.Monkey
         assert one.text.startswith('{"n":')
         [said] = llm.generate(["a"], SamplingParams(max_tokens=4, temperature=0, grammar=GRAMMAR))
         assert said.text in ("yes", "no")
+
+
+def test_a_delta_has_those_of_its_base_and_its_own(engine: Path, tmp_path: Path) -> None:
+    """None in its own file if it is given none: it reads that of its base."""
+    (tmp_path / "no.lark").write_text('start: "no"')
+    [known, own] = lower_forms(
+        [read_form_file(tmp_path / name, kind) for name, kind in (("order.json", "schema"), ("no.lark", "grammar"))]
+    )
+    program: Any = None  # forms do not need it
+    base = EarlierEngine(open_engine(engine), program, as_base=True)
+    assert base.forms_and([]) == []
+    assert [form.source for form in base.forms_and([known, own])] == ["order.json", "said.lark", "no.lark"]
+    assert len(replace(base, as_base=False).forms_and([])) == 2
+    base.close()
 
 
 def test_what_an_engine_was_compiled_with_is_never_given_up(engine: Path) -> None:

@@ -255,7 +255,7 @@ def run_kept(engine: Path, folder: Path) -> tuple[int, Any, Any]:
 def test_inspect_shows_it(engines: Make) -> None:
     facts = compiled(engines("llama"))
     [row] = describe_engine(engines("llama"))["prompts"]  # type: ignore[misc]
-    size = (engines("llama") / facts["file"]).stat().st_size
+    size = size_of_kv(engines("llama"), facts)
     assert row == {
         "file": "system.txt",
         "is": "system",
@@ -276,6 +276,38 @@ def test_a_refit_computes_it_for_its_own_weights(tiny: Any, engines: Make, tmp_p
         *found, cached, bits = answer(llm, [*new["tokens"], 9, 8])
         *wanted, _, own_bits = answer(plain, [*new["tokens"], 9, 8])
         assert cached == new["length"] and found == wanted and bits == own_bits
+
+
+def test_a_delta_computes_those_of_its_base(
+    tiny: Any, engines: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it is loaded; a delta that is given a prompt itself contains the KV of its base's prompts, too."""
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "other", seed=1)
+    with_template(tmp_path / "other", TEMPLATE)
+    (tmp_path / "more.txt").write_text(" ".join(reversed(SYSTEM.split())))
+    base, old = engines("llama"), compiled(engines("llama"))
+    caplog.set_level(logging.WARNING, "icc.compile")
+    delta = icc.compile(tmp_path / "other", tmp_path / "delta.engine", like=base)
+    assert "the delta computes it whenever it is loaded" in caplog.text
+    [row] = describe_engine(delta)["prompts"]  # type: ignore[misc]
+    assert row["kv_bytes"] == "computed when loaded" and "prompts_computed_by" not in describe_engine(delta)
+    with icc.load(delta, threads=1) as llm, without(delta) as plain:
+        *found, cached, bits = answer(llm, [*old["tokens"], 9, 8])
+        *wanted, _, own_bits = answer(plain, [*old["tokens"], 9, 8])
+        assert cached == old["length"] and found == wanted and bits == own_bits
+    more = [base.parent / "system.txt", tmp_path / "more.txt"]
+    caplog.clear()
+    own = icc.compile(tmp_path / "other", tmp_path / "own.engine", like=base, prefix=more[1:])
+    again = icc.compile(tmp_path / "other", tmp_path / "again.engine", like=base, prefix=more)
+    assert "whenever it is loaded" not in caplog.text
+    for engine in (own, again):
+        rows: Any = describe_engine(engine)["prompts"]
+        assert [row["file"] for row in rows] == ["system.txt", "more.txt"]
+        assert all(row["kv_bytes"] == size_of_kv(base, old) for row in rows)
+
+
+def size_of_kv(engine: Path, facts: Any) -> int:
+    return (engine / facts["file"]).stat().st_size
 
 
 def tokens_of(folder: Path, name: str, content: str) -> Any:

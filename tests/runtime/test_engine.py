@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from icc.runtime.errors import (
     MissingIsaError,
     UsageError,
 )
+from icc.runtime.executor.cpu.library import KernelLibrary
 from icc.runtime.executor.cpu.memory import choose_blocks
 from icc.runtime.format.digest import digest_of
 from icc.runtime.format.isa import cpu_flags, select_library
@@ -255,6 +257,18 @@ def test_a_library_that_is_none_is_refused(make_engine: Make) -> None:
     file.write_bytes(b"x" * file.stat().st_size)
     with pytest.raises(EngineFormatError, match=r"any\.so is not a kernel library"):
         load(root, verify=False)
+
+
+def test_a_library_that_cannot_be_copied_is_not_called_none() -> None:
+    """A limit on the size of files also applies to files in memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with pytest.raises(IccError, match=r"avx2\.so is loaded from a copy of 2 KiB, .* too large") as found:
+            KernelLibrary(b"x" * 2048, "kernels/avx2.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not isinstance(found.value, EngineFormatError) and "ulimit -f" in found.value.hint
 
 
 def test_the_best_library_that_the_machine_can_run_is_taken(toy_manifest: Callable[..., Manifest]) -> None:

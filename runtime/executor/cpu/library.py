@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 from collections.abc import Sequence
@@ -42,12 +43,14 @@ _folders: list[TemporaryDirectory[str]] = []  # removed when the process ends
 class KernelLibrary:
     """The typed functions of a kernel library, loaded from its bytes. Calls release the GIL.
 
-    EngineFormatError if `name` is no library, or has another ABI version.
+    EngineFormatError if `name` is no library, or has another ABI version; IccError if the bytes cannot be written to
+    where the dynamic loader reads them.
     """
 
     def __init__(self, image: bytes, name: str) -> None:
+        path = _loadable_path(image, name)
         try:
-            library = self._library = ctypes.CDLL(_loadable_path(image), mode=getattr(os, "RTLD_NOW", 0))
+            library = self._library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOW", 0))
             library.icc_abi_version.restype = c_int32
             if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
                 raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
@@ -228,8 +231,8 @@ class KernelLibrary:
         self._destroy(handle)
 
 
-def _loadable_path(image: bytes) -> str:
-    """A path from which the dynamic loader loads exactly these bytes.
+def _loadable_path(image: bytes, name: str) -> str:
+    """A path from which the dynamic loader loads exactly these bytes, the content of the engine's file `name`.
 
     It names an anonymous sealed file, which nobody can change or replace; if the system has none, a file in a folder of
     this process. The loader caches libraries by path for the life of the process, so the file is kept: its path must
@@ -238,18 +241,32 @@ def _loadable_path(image: bytes) -> str:
     digest = hashlib.sha256(image).hexdigest()
     if digest not in _loaded:
         sealed = hasattr(os, "memfd_create")
-        _loaded[digest] = _sealed_file(image, digest) if sealed else _own_file(image)
+        try:
+            _loaded[digest] = _sealed_file(image, digest) if sealed else _own_file(image)
+        except OSError as error:
+            raise _no_copy(name, len(image), error) from error
     return _loaded[digest]
+
+
+def _no_copy(name: str, size: int, error: OSError) -> IccError:
+    """The error for a library, `size` bytes, of which no copy can be made for the dynamic loader."""
+    said = f"{name} is loaded from a copy of {-(-size // 1024)} KiB, which cannot be written: {error.strerror}"
+    limited = "raise the limit on the size of files: ulimit -f"
+    return IccError(said, limited if error.errno == errno.EFBIG else "look at the memory and the temporary directory")
 
 
 def _sealed_file(image: bytes, digest: str) -> str:
     import fcntl
 
     descriptor = os.memfd_create(f"icc-{digest[:12]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as stream:
-        stream.write(image)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(image)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        os.close(descriptor)
+        raise
     return f"/proc/self/fd/{descriptor}"
 
 
