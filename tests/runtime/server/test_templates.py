@@ -230,18 +230,23 @@ def test_a_process_that_cannot_start_is_told_in_a_line(monkeypatch: pytest.Monke
     asyncio.run(main())
 
 
-def test_bombs_end_in_words_and_the_next_request_is_answered() -> None:
-    async def defuse(source: str) -> str:
-        text = "{% if messages[0].content == 'ok' %}fine{% else %}" + source + "{% endif %}"
-        sandbox = Sandbox(TemplateSource(text, {}))
-        try:
-            with pytest.raises(RequestError):
-                await sandbox.render(TemplateInput([{"role": "user", "content": "x"}]))
-            return await sandbox.render(TemplateInput([{"role": "user", "content": "ok"}]))
-        finally:
-            await sandbox.stop()
+def test_bombs_end_in_words_and_the_next_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bomb is only for these messages: a new process first renders others, to learn what the template reads. The
+    next request gets more time, which it needs only if this machine is busy."""
+
+    async def defuse(sandbox: Sandbox) -> None:
+        with pytest.raises(RequestError):
+            await sandbox.render(TemplateInput([{"role": "user", "content": "x"}]))
 
     async def all_of_them() -> list[str]:
-        return await asyncio.gather(*map(defuse, BOMBS))
+        texts = ["{% if messages[0].content == 'x' %}" + bomb + "{% else %}fine{% endif %}" for bomb in BOMBS]
+        sandboxes = [Sandbox(TemplateSource(text, {})) for text in texts]
+        try:
+            await asyncio.gather(*map(defuse, sandboxes))
+            monkeypatch.setattr("icc.runtime.server.api.sandbox.SECONDS", 60.0)
+            next_one = TemplateInput([{"role": "user", "content": "ok"}])
+            return await asyncio.gather(*(one.render(next_one) for one in sandboxes))
+        finally:
+            await asyncio.gather(*(one.stop() for one in sandboxes))
 
     assert asyncio.run(all_of_them()) == ["fine"] * len(BOMBS)
