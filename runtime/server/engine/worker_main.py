@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 import time
 
 from ...errors import IccError
+from ...garbage import settle
 from ...loading import open_llm
 from ...options import LoadOptions
 from ...parent import die_with_parent
@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     with llm:
         grammars = CompiledGrammars.of(llm)
-        gc.collect()
-        gc.freeze()  # these objects live on; steps should not wait for their collection
+        settle()  # steps should not wait for a collection of what lives on
         Worker(llm, channel, grammars, kept_prompts(llm, folder)).run(time.perf_counter() - start)
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ...errors import UsageError
+from ...garbage import settle
 from ..api.core import Core
 from ..api.gate import RequestGate
 from ..api.judging import EngineJudge
@@ -122,8 +122,7 @@ class Served:
         await self.core.start()
         if self._batches is not None:
             self._batches.start()
-        gc.collect()
-        gc.freeze()  # these objects live on: collections that examine them take tens of milliseconds
+        settle()  # collections that examine what lives on take tens of milliseconds
 
     async def drain(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Refuse new requests, and wait until running ones have ended, `drain_s` have passed, or `hurried` returns
