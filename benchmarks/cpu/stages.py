@@ -62,7 +62,7 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Progr
     opened.files.read = lambda path: image  # type: ignore[method-assign]
     device = CpuDevice(opened, threads=threads)
     ctypes.memset(device._kv.address, 0x2C, device.cache.nbytes)  # untouched pages would all be one page of zeros
-    path = kernel_library._loadable_path(image)
+    path = kernel_library.loadable_path(image, "t.so")
     raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
     return Player(device), program, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
 

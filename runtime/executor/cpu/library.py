@@ -48,7 +48,7 @@ class KernelLibrary:
     """
 
     def __init__(self, image: bytes, name: str) -> None:
-        path = _loadable_path(image, name)
+        path = loadable_path(image, name)
         try:
             library = self._library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOW", 0))
             library.icc_abi_version.restype = c_int32
@@ -231,12 +231,12 @@ class KernelLibrary:
         self._destroy(handle)
 
 
-def _loadable_path(image: bytes, name: str) -> str:
+def loadable_path(image: bytes, name: str) -> str:
     """A path from which the dynamic loader loads exactly these bytes, the content of the engine's file `name`.
 
     It names an anonymous sealed file, which nobody can change or replace; if the system has none, a file in a folder of
     this process. The loader caches libraries by path for the life of the process, so the file is kept: its path must
-    never name other bytes.
+    never name other bytes. IccError if it cannot be written.
     """
     digest = hashlib.sha256(image).hexdigest()
     if digest not in _loaded:
