@@ -10,12 +10,9 @@ passes' cross-entropies, pass j weighted by 0.8^j.
 
 from __future__ import annotations
 
-import json
-import shutil
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, rms_norm, silu
 
@@ -23,7 +20,7 @@ from ..errors import UsageError
 from ..progress import Reporter
 from .hidden_states import HiddenStates, tapped_states, taps_of
 from .train_options import TrainHeadsOptions
-from .trainer import DECAY, STATE, TOP, Trainer, load_model, precision, read_states, split
+from .trainer import DECAY, TOP, Files, Trainer, load_model, precision, read_states, split, write_trained
 
 EPS, THETA = 1e-5, 10000.0
 FILE = "model.safetensors"
@@ -180,13 +177,7 @@ def train_eagle(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor 
     with reporter.stage("held out"):
         accuracy = _evaluate(layer, states, heldout)
     config = layer.config(model.config.get_text_config())
-    stored = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in layer.tensors().items()}
-    partial = options.output / f"{FILE}.partial"
-    save_file(stored, partial, metadata={"format": "pt"})
-    (options.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    partial.replace(options.output / FILE)
-    shutil.rmtree(states.directory)
-    (options.output / STATE).unlink(missing_ok=True)
+    write_trained(states, layer.tensors(), config, Files(options.output / FILE, options.output / "config.json"))
     return accuracy
 
 

@@ -24,10 +24,9 @@ class TrainHeadsOptions:
 
     kind: Medusa heads; an EAGLE-3 drafter, which is one layer; or an adapter (LoRA) for UNO. `heads` is then the number
     of tokens that it guesses during training, and layers and own_lm_head are not used. rank: of an adapter for UNO.
-    own_lm_head: every head learns its own LM head,
-    as in the published checkpoints; otherwise all share the model's LM head, each after its own projection, and the
-    file is small. generate: the model writes all but the first quarter of each window itself, at `temperature`. rate:
-    the peak learning rate. One window in twenty is held out.
+    own_lm_head: every head learns its own LM head, as in the published checkpoints; otherwise all share the model's LM
+    head, each after its own projection, and the file is small. generate: the model writes all but the first quarter of
+    each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
     """
 
     model: Path

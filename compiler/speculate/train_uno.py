@@ -10,25 +10,22 @@ change, and to the rows before them.
 from __future__ import annotations
 
 import copy
-import json
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from ...runtime.adapters.config import CONFIG_FILE
+from ...runtime.adapters.reader import WEIGHTS_FILE
 from ..errors import UsageError
 from ..progress import Reporter
 from .hidden_states import HiddenStates
 from .train_options import TrainHeadsOptions
-from .trainer import DECAY, STATE, TOP, Trainer, load_model, precision, read_states, split
+from .trainer import DECAY, TOP, Files, Trainer, load_model, precision, read_states, split, write_trained
 
-FILE = "adapter_model.safetensors"
 PLACES = 8  # places of a window from which tokens are guessed in a training step
 _ROUTERS = ("gate", "router")  # ends of names of layers that choose experts
 
@@ -141,13 +138,8 @@ def train_uno(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | 
         Trainer(options, states, trained, adapter).run(reporter)
     with reporter.stage("held out"):
         accuracy = _evaluate(adapter, states, heldout)
-    stored = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in adapter.tensors().items()}
-    partial_file = options.output / f"{FILE}.partial"
-    save_file(stored, partial_file, metadata={"format": "pt"})
-    (options.output / CONFIG_FILE).write_text(json.dumps(adapter.config(), indent=2) + "\n", encoding="utf-8")
-    partial_file.replace(options.output / FILE)
-    shutil.rmtree(states.directory)
-    (options.output / STATE).unlink(missing_ok=True)
+    files = Files(options.output / WEIGHTS_FILE, options.output / CONFIG_FILE)
+    write_trained(states, adapter.tensors(), adapter.config(), files)
     return accuracy
 
 

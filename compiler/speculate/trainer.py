@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...runtime.format.isa import cpu_flags
@@ -62,6 +67,24 @@ def precision(device: str) -> torch.autocast:
     are about twenty times slower in bf16."""
     kind = device.split(":")[0]
     return torch.autocast(kind, torch.bfloat16, enabled=kind != "cpu" or CPU_HAS_BF16)
+
+
+def write_trained(states: HiddenStates, tensors: Mapping[str, Tensor], config: dict[str, Any], files: Files) -> None:
+    """Write the trained tensors, in bf16, and their configuration, and remove what only the training needs."""
+    stored = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
+    partial = files.tensors.with_name(f"{files.tensors.name}.partial")
+    save_file(stored, partial, metadata={"format": "pt"})
+    files.config.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    partial.replace(files.tensors)
+    shutil.rmtree(states.directory)
+    (files.tensors.parent / STATE).unlink(missing_ok=True)
+
+
+class Files(NamedTuple):
+    """The files of what was trained, both in the output directory."""
+
+    tensors: Path
+    config: Path
 
 
 class Guesser(Protocol):
